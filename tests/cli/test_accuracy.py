@@ -24,7 +24,7 @@ def test_runs_side_by_side(in_process: Run, tmp_path: Path) -> None:
     for name, line in (("lacks", '{"epoch": 1}\n'), ("torn", "{epoch}\n")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.jsonl").write_text(line)
-    for arguments, words in (
+    for arguments, message in (
         (("lacks",), "lacks/metrics.jsonl: a line has no 'elapsed'"),
         (("torn",), "torn/metrics.jsonl: a line is no JSON"),
         (("one", "nowhere"), "nowhere has no run with a finished epoch"),
@@ -33,7 +33,7 @@ def test_runs_side_by_side(in_process: Run, tmp_path: Path) -> None:
     ):
         done = in_process("accuracy", *arguments)
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-        assert words in done.stderr
+        assert message in done.stderr
 
 
 def test_the_loss_of_a_test_is_drawn_as_well(in_process: Run, tmp_path: Path) -> None:

@@ -26,9 +26,9 @@ def test_every_collective_beside_a_library_and_gloo(unisono: Run, tmp_path: Path
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[:3] == [f"round 1 of 1: {name}" for name in ("ours", "mpich", "gloo")]
     assert "windows, back to back: of 7 cells" in done.stdout
-    found = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert [row["collective"] for row in found["rows"]] == list(COLLECTIVES)
-    for row in found["rows"]:
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [row["collective"] for row in results["rows"]] == list(COLLECTIVES)
+    for row in results["rows"]:
         assert set(row["us"]) - {"copy"} == {"ordinary", "windows", "mpich", "gloo"}
         assert ("copy" in row["us"]) == (row["collective"] != "barrier")
         assert all(len(us[timing]) == 1 for us in row["us"].values() for timing in TIMINGS)
@@ -36,7 +36,7 @@ def test_every_collective_beside_a_library_and_gloo(unisono: Run, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["--against", "mpich,cray"], "--against mpich,cray: unknown: cray; there are mpich, openmpi, intel, gloo"),
         (["--against", ""], "--against is empty; there are mpich"),
@@ -48,8 +48,8 @@ def test_every_collective_beside_a_library_and_gloo(unisono: Run, tmp_path: Path
         (["--against", "gloo", "--output", "/proc/none"], "cannot write /proc/none"),
     ],
 )
-def test_bad_input_starts_nothing(in_process: Run, arguments: list[str], words: str) -> None:
-    assert_one_line_error(in_process("bench", "collectives", *arguments), words)
+def test_bad_input_starts_nothing(in_process: Run, arguments: list[str], message: str) -> None:
+    assert_one_line_error(in_process("bench", "collectives", *arguments), message)
 
 
 def test_ranks_of_a_launcher_are_refused(in_process: Run) -> None:

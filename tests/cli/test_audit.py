@@ -11,7 +11,7 @@ from tests.usage_errors import assert_one_line_error
 def test_a_step_of_a_run_is_recomputed(on_ranks: Run, in_process: Run, tmp_path: Path) -> None:
     keys = "training.epochs=1", "training.batch=256", "training.virtual_ranks=4", "compute.convolutions=library"
     keys = *keys, "rule.overlap=chain", "audit.chain=true", "audit.fraction=0.5"
-    done = on_ranks("train", "digits", *(one for key in keys for one in ("--set", key)), "--run", "mine")
+    done = on_ranks("train", "digits", *(argument for key in keys for argument in ("--set", key)), "--run", "mine")
     assert done.returncode == 0, done.stderr
     before = {path: path.read_bytes() for path in (tmp_path / "mine").rglob("*") if path.is_file()}
     done = on_ranks("audit", "mine", "--step", "2")
@@ -32,5 +32,5 @@ def test_what_has_no_chain_is_refused_before_ranks_start(in_process: Run, tmp_pa
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/recipe.toml").write_text("ranks = 2\n")
     assert_one_line_error(in_process("audit", "mine"), "mine has no virtual ranks")
-    for key, words in (("fraction=2", "at most 1"), ("chain=true", "set training.virtual_ranks")):
-        assert_one_line_error(in_process("train", "digits", "--set", f"audit.{key}"), words)
+    for key, message in (("fraction=2", "at most 1"), ("chain=true", "set training.virtual_ranks")):
+        assert_one_line_error(in_process("train", "digits", "--set", f"audit.{key}"), message)

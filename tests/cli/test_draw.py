@@ -25,9 +25,9 @@ def test_output_that_cannot_be_written(command: Run, tmp_path: Path) -> None:
     done = command("draw", "ring", "--ranks", "3", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")
     assert "?" in done.stdout
-    words = [sys.executable, "-m", "unisono", "draw", "ring"]
+    arguments = [sys.executable, "-m", "unisono", "draw", "ring"]
     with Path("/dev/full").open("w") as full:
-        lost = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        lost = subprocess.run(arguments, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (lost.returncode, lost.stderr) == (1, "unisono: output is lost: No space left on device\n")
 
 
@@ -61,7 +61,7 @@ def test_a_step(in_process: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["rong"], "there is no schedule 'rong'"),
         (["ring", "--ranks", "0"], "the number of ranks must be at least 1"),
@@ -80,5 +80,5 @@ def test_a_step(in_process: Run, tmp_path: Path) -> None:
         (["ring", "--svg", "/nowhere/picture.svg"], "--svg /nowhere/picture.svg: No such file"),
     ],
 )
-def test_bad_input(in_process: Run, arguments: list[str], words: str) -> None:
-    assert_one_line_error(in_process("draw", *arguments), words)
+def test_bad_input(in_process: Run, arguments: list[str], message: str) -> None:
+    assert_one_line_error(in_process("draw", *arguments), message)

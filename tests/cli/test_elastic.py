@@ -20,20 +20,20 @@ Started = Callable[[str], tuple[ElasticRun, int]]
 def started(in_process: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
     """Return the run, and the number of ranks, that a command plays."""
     (tmp_path / "t.py").touch()
-    found = list[tuple[ElasticRun, int]]()
-    monkeypatch.setattr(supervisor, "Supervisor", lambda *run: SimpleNamespace(play=lambda: found.append(run) or 0))
+    runs = list[tuple[ElasticRun, int]]()
+    monkeypatch.setattr(supervisor, "Supervisor", lambda *run: SimpleNamespace(play=lambda: runs.append(run) or 0))
 
-    def of(words: str) -> tuple[ElasticRun, int]:
-        done = in_process(*words.split())
+    def of(arguments: str) -> tuple[ElasticRun, int]:
+        done = in_process(*arguments.split())
         assert done.returncode == 0, done.stderr
-        return found[-1]
+        return runs[-1]
 
     return of
 
 
 @pytest.mark.parametrize("command", ["train digits", "run t.py"])
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ("--hosts a,b", "--hosts a,b needs --elastic"),
         ("--min-ranks 2", "--min-ranks 2 needs --elastic"),
@@ -41,15 +41,15 @@ def started(in_process: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_options_of_elastic_runs_are_not_ignored(
-    in_process: Run, tmp_path: Path, command: str, options: str, words: str
+    in_process: Run, tmp_path: Path, command: str, options: str, message: str
 ) -> None:
     (tmp_path / "t.py").touch()
     name, what = command.split()
-    assert_one_line_error(in_process(name, *options.split(), what), words)
+    assert_one_line_error(in_process(name, *options.split(), what), message)
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "expected"),
     [
         ("--elastic -n2 t.py -n 8", "--backend-for=gloo,mpi t.py -n 8"),
         ("--nproc-per-node 2 --elastic --min-ranks=2 t.py --elastic", "--backend-for=gloo,mpi t.py --elastic"),
@@ -57,9 +57,9 @@ def test_options_of_elastic_runs_are_not_ignored(
         ("--backend-for gloo -m --ranks 2 --elastic t x", "-m --backend-for=gloo t x"),
     ],
 )
-def test_ranks_of_a_program_have_its_arguments(started: Started, given: str, words: str) -> None:
+def test_ranks_of_a_program_have_its_arguments(started: Started, given: str, expected: str) -> None:
     run, ranks = started(f"run {given}")
-    assert run.first == run.later == ["run", *words.split()]
+    assert run.first == run.later == ["run", *expected.split()]
     assert ranks == 2
 
 

@@ -21,10 +21,10 @@ def test_a_run_is_evaluated_as_it_was_tested(on_ranks: Run, in_process: Run, tmp
     lines = done.stdout.splitlines()
     assert lines[0] == "mine: step 23, 360 samples of digits, 2 ranks"
     assert lines[-1] == "wrote mine/evaluation.json and mine/confusion.svg"
-    found = json.loads((tmp_path / "mine/evaluation.json").read_text())
-    assert found["top1"] == reported["test_accuracy"]
-    assert found["top5"] == reported["test_top5"]
-    assert any(re.search(rf"top-1 accuracy\W+{found['top1']:.2%}", line) for line in lines)
+    evaluation = json.loads((tmp_path / "mine/evaluation.json").read_text())
+    assert evaluation["top1"] == reported["test_accuracy"]
+    assert evaluation["top5"] == reported["test_top5"]
+    assert any(re.search(rf"top-1 accuracy\W+{evaluation['top1']:.2%}", line) for line in lines)
     assert (tmp_path / "mine/confusion.svg").read_text().startswith("<svg")
     assert_one_line_error(in_process("evaluate", "mine", "--ranks", "0"), "--ranks 0")
     assert_one_line_error(
@@ -78,9 +78,9 @@ def test_a_text_has_perplexity_and_no_confusion(unisono: Run, on_ranks: Run, in_
     assert lines[-1] == "wrote mine/evaluation.json; tokens have no picture of their confusion"
     assert any(re.search(rf"perplexity\W+{reported['test_perplexity']:.2f}", line) for line in lines)
     assert any("tokens/s" in line for line in lines)
-    found = json.loads((tmp_path / "mine/evaluation.json").read_text())
-    assert found["loss"] == pytest.approx(reported["test_loss"], rel=1e-3)
-    assert found["tokens"] == 8 * found["samples"]
-    assert [entry["batch"] for entry in found["throughput"]] == [2**power for power in range(9)]
-    assert all(entry["tokens_per_second"] > 0 for entry in found["throughput"])
+    evaluation = json.loads((tmp_path / "mine/evaluation.json").read_text())
+    assert evaluation["loss"] == pytest.approx(reported["test_loss"], rel=1e-3)
+    assert evaluation["tokens"] == 8 * evaluation["samples"]
+    assert [entry["batch"] for entry in evaluation["throughput"]] == [2**power for power in range(9)]
+    assert all(entry["tokens_per_second"] > 0 for entry in evaluation["throughput"])
     assert not (tmp_path / "mine/confusion.svg").exists()

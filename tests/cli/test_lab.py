@@ -124,19 +124,19 @@ def alone() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 def processes(word: str) -> list[str]:
     """The processes with `word` on their command line."""
-    found = []
+    lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             text = path.read_text()
         except (FileNotFoundError, ProcessLookupError):  # it has ended since
             continue
-        found += [text] if word in text else []
-    return found
+        lines += [text] if word in text else []
+    return lines
 
 
 @pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_nothing_is_left(alone: Callable[..., subprocess.Popen[str]], number: int, code: int) -> None:
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_nothing_is_left(alone: Callable[..., subprocess.Popen[str]], signum: int, code: int) -> None:
     lab = ("lab", "--supernodes", "2", "--hosts", "2", "--rate", "200mbit")
     process = alone(sys.executable, "-m", "unisono", *lab, "--", sys.executable, "-c", STAY)
     assert process.stdout is not None
@@ -144,9 +144,9 @@ def test_nothing_is_left(alone: Callable[..., subprocess.Popen[str]], number: in
     kinds = ("mnt", "net")
     places = [os.open(f"/proc/{process.pid}/ns/{kind}", os.O_RDONLY) for kind in kinds]
     assert processes("sleep(98765)")
-    process.send_signal(number)
+    process.send_signal(signum)
     assert process.wait() == code
-    if number == signal.SIGKILL:  # nobody was left to wait for the kernel
+    if signum == signal.SIGKILL:  # nobody was left to wait for the kernel
         poll_until(lambda: processes("sleep(98765)"), lambda seen: not seen)
     assert not processes("sleep(98765)")
     options = [f"--{kind.replace('mnt', 'mount')}=/proc/self/fd/{d}" for kind, d in zip(kinds, places, strict=True)]
@@ -160,7 +160,7 @@ def test_nothing_is_left(alone: Callable[..., subprocess.Popen[str]], number: in
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         (["--hosts", "2", "--rate", "200"], "--rate 200: write a rate like 200mbit, in kbit, mbit or gbit"),
         (["--hosts", "0", "--rate", "200mbit"], "--hosts 0: a lab has 1 to 254"),
@@ -169,8 +169,8 @@ def test_nothing_is_left(alone: Callable[..., subprocess.Popen[str]], number: in
         (["--rate", "1gbit"], "Missing option '--hosts'"),
     ],
 )
-def test_bad_input(in_process: Run, options: list[str], words: str) -> None:
-    assert_one_line_error(in_process("lab", *options, "--", "true"), words)
+def test_bad_input(in_process: Run, options: list[str], message: str) -> None:
+    assert_one_line_error(in_process("lab", *options, "--", "true"), message)
 
 
 def test_no_command(in_process: Run) -> None:

@@ -20,8 +20,8 @@ def test_layers_of_a_network(in_process: Run, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "features.0" in done.stdout
     assert "GFLOP/s of products" in done.stdout
-    found = json.loads((tmp_path / "report" / "layers.json").read_text())
-    assert {row["layer"] for row in found["rows"]} >= {"features.0", "features.5", "classifier.3"}
+    report = json.loads((tmp_path / "report" / "layers.json").read_text())
+    assert {row["layer"] for row in report["rows"]} >= {"features.0", "features.5", "classifier.3"}
     assert (tmp_path / "plan.json").is_file()
 
 
@@ -35,7 +35,7 @@ def test_layers_of_a_user_defined_network(in_process: Run, tmp_path: Path) -> No
 
 
 def test_bad_input(in_process: Run) -> None:
-    for options, words in (
+    for options, message in (
         (["--model=resnet9000"], "resnet9000"),
         (["--batch=0"], "--batch 0"),
         (["--classes=0"], "--classes 0: both must be at least 1"),
@@ -43,7 +43,7 @@ def test_bad_input(in_process: Run) -> None:
         (["--model=vgg16", "--size=8"], "does not accept inputs"),
         (["--model=small_convnet", "--plan=."], "cannot write the plan .: Is a directory"),
     ):
-        assert_one_line_error(in_process("layers", *options), words)
+        assert_one_line_error(in_process("layers", *options), message)
     assert_one_line_error(in_process("bench", "networks", "--names", ""), "--names is empty")
 
 
@@ -58,7 +58,7 @@ def test_networks_beside_stock(in_process: Run, tmp_path: Path, monkeypatch: pyt
     done = in_process("bench", "networks", "--names=small_convnet", "--batch=2", "--steps=1")
     assert done.returncode == 0, done.stderr
     assert "| small_convnet | 2 |" in done.stdout
-    (found,) = json.loads((tmp_path / "bench" / "networks.json").read_text())["networks"]
-    assert found["batch"] == 2
-    assert {name: len(seconds) for name, seconds in found["seconds"].items()} == dict.fromkeys(CONTENDERS, 1)
+    (network,) = json.loads((tmp_path / "bench" / "networks.json").read_text())["networks"]
+    assert network["batch"] == 2
+    assert {name: len(seconds) for name, seconds in network["seconds"].items()} == dict.fromkeys(CONTENDERS, 1)
     assert_one_line_error(in_process("bench", "networks", "--names=nothing"), "nothing")

@@ -169,8 +169,8 @@ def begin(folder: Path, before: str, *arguments: str) -> Watched:
 def test_a_stopped_pack_resumes_and_has_the_same_bytes(in_process: Run, tmp_path: Path, how: signal.Signals) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (500, 500, 3), np.uint8)
     Image.fromarray(noise).save(tmp_path / "noise.png")
-    for number in range(60):
-        path = tmp_path / f"data/{number % 2}/{number:03}.png"
+    for index in range(60):
+        path = tmp_path / f"data/{index % 2}/{index:03}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.hardlink_to(tmp_path / "noise.png")
     options = ("pack", "data", "out", "--stripes", "30", "--short-side", "32")
@@ -194,14 +194,14 @@ def test_a_stopped_pack_resumes_and_has_the_same_bytes(in_process: Run, tmp_path
 
 def test_a_data_set_in_parts_resumes_where_it_stopped(in_process: Run, image_samples: Pictures, tmp_path: Path) -> None:
     image_samples(tmp_path / "data/test", count=2)
-    whole = image_samples(tmp_path / "data/train", count=3).rename(tmp_path / "whole")
+    complete = image_samples(tmp_path / "data/train", count=3).rename(tmp_path / "whole")
     (tmp_path / "data/train/cat").mkdir(parents=True)
     (tmp_path / "data/train/cat/000.jpg").write_bytes(b"")
     stopped = in_process("pack", "data", "out")
     assert (stopped.returncode, stopped.stdout.splitlines()[0].split(" of ")[0]) == (2, "out/test: 4 samples")
     assert len(stopped.stderr.splitlines()) == 1
     shutil.rmtree(tmp_path / "data/train")
-    whole.rename(tmp_path / "data/train")
+    complete.rename(tmp_path / "data/train")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out/test").iterdir()}
     done = in_process("pack", "data", "out")
     assert (done.returncode, done.stderr) == (0, "")
@@ -234,7 +234,7 @@ def test_a_full_disk_gets_one_line_and_the_same_command_resumes(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         ([], "missing SOURCE or OUT: unisono pack SOURCE OUT"),
         (["data"], "missing SOURCE or OUT: unisono pack SOURCE OUT"),
@@ -248,7 +248,9 @@ def test_a_full_disk_gets_one_line_and_the_same_command_resumes(
         (["--describe", "data"], "data is no pack, and has none in its subfolders; create one with"),
     ],
 )
-def test_bad_input(in_process: Run, image_samples: Pictures, tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_bad_input(
+    in_process: Run, image_samples: Pictures, tmp_path: Path, arguments: list[str], message: str
+) -> None:
     image_samples(tmp_path / "data", classes=["cat"], count=1)
     (tmp_path / "empty").mkdir()
-    assert_one_line_error(in_process("pack", *arguments), words)
+    assert_one_line_error(in_process("pack", *arguments), message)

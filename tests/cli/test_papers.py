@@ -27,27 +27,27 @@ def test_figures_are_printed_and_one_is_drawn(in_process: Run, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("dimd-figure-70",), "did you mean dimd-figure-7"),
         (("--picture", "a.svg"), "a picture is of one figure"),
         (("dimd-figure-7", "--picture", "a.bmp"), "a.bmp"),
     ],
 )
-def test_what_is_wrong_is_one_line(in_process: Run, arguments: tuple[str, ...], words: str) -> None:
-    assert_one_line_error(in_process("papers", *arguments), words)
+def test_what_is_wrong_is_one_line(in_process: Run, arguments: tuple[str, ...], message: str) -> None:
+    assert_one_line_error(in_process("papers", *arguments), message)
 
 
 @pytest.mark.launches
 def test_measuring_writes_into_the_folder_and_is_not_repeated(command: Run, tmp_path: Path) -> None:
-    words = ("papers", "swcaffe-figure-2", "--measure", "--folder", str(tmp_path))
-    done = command(*words)
+    arguments = ("papers", "swcaffe-figure-2", "--measure", "--folder", str(tmp_path))
+    done = command(*arguments)
     assert done.returncode == 0, done.stderr
     assert "copies of 4 KiB" in done.stdout
     assert "1 of 1  swcaffe-figure-2" in done.stderr, "a log has no bar"
     (rows,) = tmp_path.glob("runs/*/rows.json")
     before = rows.stat().st_mtime_ns
-    assert command(*words).returncode == 0
+    assert command(*arguments).returncode == 0
     assert rows.stat().st_mtime_ns == before
 
 

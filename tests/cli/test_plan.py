@@ -47,27 +47,27 @@ def test_numbers_of_nodes() -> None:
     assert node_counts("1,10,...,1000") == (1, 10, 100, 1000)
 
 
-@pytest.mark.parametrize("words", ["0", "2,2", "x", "1,...,8", "2,3,...,8", "1,2,...,"])
-def test_no_numbers_of_nodes(words: str) -> None:
-    with pytest.raises(UsageError, match=f"--nodes {words}: "):
-        node_counts(words)
+@pytest.mark.parametrize("nodes", ["0", "2,2", "x", "1,...,8", "2,3,...,8", "1,2,...,"])
+def test_no_numbers_of_nodes(nodes: str) -> None:
+    with pytest.raises(UsageError, match=f"--nodes {nodes}: "):
+        node_counts(nodes)
 
 
 def test_changes_are_shown_beside_the_plan_without_them(in_process: Run) -> None:
     changes = ("bandwidth=0.01x,latency=2x", "exchange.wire=bfloat16", "rule.name=local_sgd")
-    options = (*SMALL, "--nodes=4", *(f"--what-if={words}" for words in changes))
+    options = (*SMALL, "--nodes=4", *(f"--what-if={change}" for change in changes))
     done = in_process("plan", *options, "--json")
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
     (before,) = data["rows"]
-    slower, wire, rule = (one["rows"][0] for one in data["what_if"])
-    assert [one["change"] for one in data["what_if"]] == list(changes)
+    slower, wire, rule = (entry["rows"][0] for entry in data["what_if"])
+    assert [entry["change"] for entry in data["what_if"]] == list(changes)
     assert data["what_if"][0]["plan"]["machine"].endswith("bandwidth=0.01x, latency=2x")
     assert slower["step"] == before["step"] < slower["step_then"]
     assert (wire["rule_then"], rule["rule_then"]) == ("bsp", "local_sgd")
     assert data["what_if"][1]["plan"]["rows"][0]["wire"] == "bfloat16"
     lines = in_process("plan", *options).stdout.splitlines()
-    head = next(number for number, line in enumerate(lines) if line.startswith("what if  "))
+    head = next(index for index, line in enumerate(lines) if line.startswith("what if  "))
     assert lines[head + 1].split()[:3] == [changes[0], "bsp", "4"]
 
 
@@ -77,10 +77,10 @@ def test_a_slow_link_is_named_with_what_it_costs(in_process: Run, tmp_path: Path
     )
     done = in_process("plan", "--model=small_convnet", "--nodes=1,4", "--machine=./slow.toml", "--json")
     assert done.returncode == 0, done.stderr
-    one, four, *_ = json.loads(done.stdout)["rows"]
-    assert four["bottleneck"].startswith("node 2's link, 3 times slower: ")
-    assert "times as fast; communication" in four["bottleneck"]
-    assert "node" not in one["bottleneck"]
+    one_node, four_nodes, *_ = json.loads(done.stdout)["rows"]
+    assert four_nodes["bottleneck"].startswith("node 2's link, 3 times slower: ")
+    assert "times as fast; communication" in four_nodes["bottleneck"]
+    assert "node" not in one_node["bottleneck"]
 
 
 def test_a_starved_run_is_foretold(in_process: Run, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_table_of_layers(in_process: Run) -> None:
     assert "layers on 1 node\n" in done.stdout
     assert re.search(r"layers on 4 nodes\n\nlayer +kind +GFLOP +weights +parallelism", done.stdout)
     data = json.loads(in_process("plan", *SMALL, "--nodes=4", "--layers", "--json").stdout)
-    assert {one["parallelism"] for one in data["layers"]["4"]} == {"data"}
+    assert {layer["parallelism"] for layer in data["layers"]["4"]} == {"data"}
 
 
 def test_split_layers_of_a_recipe_are_planned(in_process: Run, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ NOT_WITH_CHECK = ("--chart=x.svg", "--nodes=4", "--layers", "--what-if=bandwidth
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         (("--machine=taihulight",), "give a recipe or --model NAME"),
         ((*SMALL, "digits"), "give a recipe or --model NAME"),
@@ -175,8 +175,8 @@ NOT_WITH_CHECK = ("--chart=x.svg", "--nodes=4", "--layers", "--what-if=bandwidth
         ((*SMALL, "--check=."), "--check . takes the plan of that run: omit taihulight"),
     ],
 )
-def test_bad_input(in_process: Run, options: tuple[str, ...], words: str) -> None:
-    assert_one_line_error(in_process("plan", *options), words)
+def test_bad_input(in_process: Run, options: tuple[str, ...], message: str) -> None:
+    assert_one_line_error(in_process("plan", *options), message)
 
 
 PAPERS = [
@@ -240,7 +240,7 @@ def test_collection_is_paused_inside_and_goes_on_after_an_error() -> None:
 def test_what_is_alive_at_the_end_is_walked_by_no_collection() -> None:
     before = gc.get_freeze_count()
     with paused_collection():
-        kept = [[number] for number in range(100)]
+        kept = [[index] for index in range(100)]
     assert gc.get_freeze_count() >= before + len(kept)
 
 

@@ -45,12 +45,12 @@ def test_files_are_predicted_as_they_were_evaluated(
     done = in_process("predict", "mine", *files, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     data = json.loads(done.stdout)
-    assert [one["file"] for one in data] == files
+    assert [entry["file"] for entry in data] == files
     confusion = json.loads((tmp_path / "found/evaluation.json").read_text())["confusion"]
-    pairs = Counter((Path(one["file"]).parent.name, one["classes"][0]["class"]) for one in data)
+    pairs = Counter((Path(entry["file"]).parent.name, entry["classes"][0]["class"]) for entry in data)
     names = ("cat", "dog")
     assert [[pairs[label, guess] for guess in names] for label in names] == confusion
-    assert all(abs(sum(each["probability"] for each in one["classes"]) - 1) < 1e-9 for one in data)
+    assert all(abs(sum(each["probability"] for each in entry["classes"]) - 1) < 1e-9 for entry in data)
 
     done = in_process("predict", "mine", files[0], "missing.jpg", files[1], "--top", "1")
     best = data[0]["classes"][0]
@@ -113,9 +113,9 @@ def test_texts_are_scored(command: Run, in_process: Run, tmp_path: Path) -> None
     assert done.stderr.startswith("unisono: broken.txt: it is no text in UTF-8: ")
     done = in_process("predict", "mine", "likely.txt", "strange.txt", "--top", "2", "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    one, other = json.loads(done.stdout)
-    assert list(one) == ["file", "tokens", "loss", "perplexity", "bits_per_byte", "next"]
-    assert one["next"][0]["token"] == "c"
-    assert len(one["next"]) == 2
-    assert one["perplexity"] < other["perplexity"]
+    likely_score, strange_score = json.loads(done.stdout)
+    assert list(likely_score) == ["file", "tokens", "loss", "perplexity", "bits_per_byte", "next"]
+    assert likely_score["next"][0]["token"] == "c"
+    assert len(likely_score["next"]) == 2
+    assert likely_score["perplexity"] < strange_score["perplexity"]
     assert_one_line_error(in_process("predict", "mine", "likely.txt", "--tokenizer", "no.json"), "no.json")

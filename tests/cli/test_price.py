@@ -75,8 +75,8 @@ def test_the_machine_has_supernodes(in_process: Run, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('name = "mine"\n[link]\nbandwidth = 1e9\n[topology]\nsupernode = 4\noversubscription = 2\n')
     options = ("price", "--ranks=8", f"--machine={path}", "--algorithms=tree", "--json")
-    found = json.loads(in_process(*options).stdout)
-    assert (found["supernodes"], found["network"]["beta"], found["network"]["uplink_beta"]) == (2, 1e-9, 5e-10)
+    results = json.loads(in_process(*options).stdout)
+    assert (results["supernodes"], results["network"]["beta"], results["network"]["uplink_beta"]) == (2, 1e-9, 5e-10)
     assert json.loads(in_process(*options, "--supernodes=1").stdout)["supernodes"] == 1
     assert json.loads(in_process("price", "--ranks=4", "--machine=taihulight", "--json").stdout)["supernodes"] == 1
 
@@ -97,7 +97,7 @@ def test_an_unknown_network_is_said_to_be_one(in_process: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["--collective=gather"], "there is no collective 'gather'; there are allreduce, "),
         (["--algorithms=rong"], "there is no schedule 'rong'; there are "),
@@ -129,7 +129,7 @@ def test_an_unknown_network_is_said_to_be_one(in_process: Run) -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["price", "simulate"])
-def test_bad_input(in_process: Run, tmp_path: Path, command: str, arguments: list[str], words: str) -> None:
+def test_bad_input(in_process: Run, tmp_path: Path, command: str, arguments: list[str], message: str) -> None:
     (tmp_path / "linkless.toml").write_text('name = "x"\n')
     ranks = [] if arguments[0].startswith("--ranks=") else ["--ranks=4"]
-    assert_one_line_error(in_process(command, *ranks, *arguments), words)
+    assert_one_line_error(in_process(command, *ranks, *arguments), message)

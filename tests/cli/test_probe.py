@@ -26,7 +26,7 @@ def test_a_file_is_written_and_planned_with(unisono: Run, in_process: Run, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["ours"], "ours: a machine file ends in .toml"),
         (["ours.toml", "--seconds=4"], "--seconds 4: a probe needs 5 seconds or more"),
@@ -34,8 +34,8 @@ def test_a_file_is_written_and_planned_with(unisono: Run, in_process: Run, tmp_p
         (["ours.toml", "--ranks=0"], "--ranks 0: the number of ranks must be at least 1"),
     ],
 )
-def test_bad_input_starts_no_rank(in_process: Run, arguments: list[str], words: str) -> None:
-    assert_one_line_error(in_process("probe", *arguments), words)
+def test_bad_input_starts_no_rank(in_process: Run, arguments: list[str], message: str) -> None:
+    assert_one_line_error(in_process("probe", *arguments), message)
 
 
 def test_what_cannot_be_written_or_read_is_known_before_anything_is_measured(on_ranks: Run) -> None:

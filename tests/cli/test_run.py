@@ -88,7 +88,7 @@ def test_an_error_of_the_program_ends_all_ranks(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("-m", "nothing"), "there is no module nothing, neither in {folder} nor installed"),
         (("nothing.py",), "there is no program {folder}/nothing.py"),
@@ -101,11 +101,11 @@ def test_an_error_of_the_program_ends_all_ranks(
     ],
 )
 def test_bad_input_gets_one_line(
-    in_process: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, arguments: list[str], words: str
+    in_process: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     done = in_process("run", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
-    told = words.format(folder=tmp_path, nodes=SEVERAL_NODES, elastic="with --elastic; others begin anew")
+    told = message.format(folder=tmp_path, nodes=SEVERAL_NODES, elastic="with --elastic; others begin anew")
     assert done.stderr == f"unisono: {told}\n"
 
 
@@ -134,8 +134,8 @@ def test_options_of_torchrun_start_ranks(
     done = in_process("run", *options.split(), str(program), "--steps", "-n", "3")
     assert done.returncode == 0
     assert started == [(ranks,)]
-    words = "unisono: 99 ranks take turns on 2 cores; fewer would be faster\n"
-    assert done.stderr == (words if warned else "")
+    warning = "unisono: 99 ranks take turns on 2 cores; fewer would be faster\n"
+    assert done.stderr == (warning if warned else "")
 
 
 def test_a_backend_name_that_is_not_known_is_refused(

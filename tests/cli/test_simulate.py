@@ -15,13 +15,13 @@ PLAIN = ("simulate", "--ranks", "4", "--rate", "1gbit", "--bytes", "64KiB", "--a
 def test_json(in_process: Run) -> None:
     done = in_process(*PLAIN, "--slow-link", "1:4", "--late", "2:5ms", "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert set(found) == {
+    results = json.loads(done.stdout)
+    assert set(results) == {
         *("collective", "ranks", "nodes", "supernodes", "wire", "network", "left_out"),
         *("slow_nodes", "late_ranks", "sizes"),
     }
-    assert (found["slow_nodes"], found["late_ranks"]) == ({"1": 4.0}, {"2": 0.005})
-    (size,) = found["sizes"]
+    assert (results["slow_nodes"], results["late_ranks"]) == ({"1": 4.0}, {"2": 0.005})
+    (size,) = results["sizes"]
     (row,) = size["schedules"]
     assert set(size) == {"bytes", "bound_seconds", "auto", "schedules"}
     assert set(row) == {
@@ -53,8 +53,8 @@ def test_the_slow_links_of_a_machine_count_unless_an_option_names_them(
     simulated = "simulate", "--ranks", "4", "--bytes", "64KiB", "--algorithms", "ring", "--json"
     done = in_process(*simulated, "--machine", str(tmp_path / "ours.toml"), *options)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)["slow_nodes"]
-    assert {node: times for node, times in found.items() if times > 1} == slow
+    factors = json.loads(done.stdout)["slow_nodes"]
+    assert {node: times for node, times in factors.items() if times > 1} == slow
 
 
 def test_tables(in_process: Run) -> None:
@@ -83,7 +83,7 @@ def test_very_many_ranks_are_left_to_the_price(in_process: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["--slow-link=4:2"], "--slow-link 4:2: there is no rank 4; ranks are 0 to 3"),
         (["--slow-link=1"], "--slow-link 1: write RANK:FACTOR, such as 3:4"),
@@ -96,5 +96,5 @@ def test_very_many_ranks_are_left_to_the_price(in_process: Run) -> None:
         (["--late=1:soon"], "--late 1:soon: write a time like 30us"),
     ],
 )
-def test_bad_input(in_process: Run, arguments: list[str], words: str) -> None:
-    assert_one_line_error(in_process(*PLAIN, *arguments), words)
+def test_bad_input(in_process: Run, arguments: list[str], message: str) -> None:
+    assert_one_line_error(in_process(*PLAIN, *arguments), message)

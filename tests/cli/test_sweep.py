@@ -61,7 +61,7 @@ def test_sigterm_saves_and_resume_makes_the_rest(unisono: Run, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         ((), "missing recipe: unisono sweep RECIPE --set KEY=a,b"),
         (("digits",), "nothing to sweep"),
@@ -75,9 +75,9 @@ def test_sigterm_saves_and_resume_makes_the_rest(unisono: Run, tmp_path: Path) -
     ],
 )
 def test_bad_input_is_refused_before_any_run(
-    in_process: Run, tmp_path: Path, arguments: tuple[str, ...], words: str
+    in_process: Run, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    assert_one_line_error(in_process("sweep", *arguments), words)
+    assert_one_line_error(in_process("sweep", *arguments), message)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -188,11 +188,11 @@ def test_a_timeline_shows_every_thread_of_every_rank(on_ranks: Run, recipe: str,
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "trace.json").read_text())
     check_trace(document)
-    found = document["traceEvents"]
-    assert {event["pid"] for event in found} == {0, 1}
+    events = document["traceEvents"]
+    assert {event["pid"] for event in events} == {0, 1}
     starts = set[str]()
     for rank in (0, 1):
-        mine = [event for event in found if event["pid"] == rank]
+        mine = [event for event in events if event["pid"] == rank]
         spans = [event for event in mine if event["ph"] == "X" and event["cat"] != "predicted"]
         main = next(event["tid"] for event in mine if event["name"] == "thread_name")
         assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in spans)
@@ -280,9 +280,9 @@ def test_killed_and_resumed_ends_with_the_same_bits(on_ranks: Run, recipe: str, 
     assert re.search(rf"the run's own recipe is used; {recipe} differs from it in .*training\.epochs", done.stdout)
     step = int(re.search(r"resumes after step (\d+)", done.stdout).group(1))
     assert 0 < step < 138
-    whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "killed")
+    uninterrupted, resumed = weights(tmp_path / "whole"), weights(tmp_path / "killed")
     for name in ("weights.safetensors", "optimizer.safetensors"):
-        assert whole[name] == resumed[name]
+        assert uninterrupted[name] == resumed[name]
     seen = [
         [json.loads(line) for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
         for run in ("whole", "killed")
@@ -316,13 +316,13 @@ def wait_for(process: subprocess.Popen[str], true: Callable[[], object]) -> None
 
 def ranks_of(folder: Path) -> list[int]:
     """The processes of the ranks."""
-    found = []
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            words = (process / "cmdline").read_bytes().split(b"\0")
-            if f"--run={folder}".encode() in words and b"PMI_RANK=" in (process / "environ").read_bytes():
-                found.append(int(process.name))
-    return found
+            arguments = (process / "cmdline").read_bytes().split(b"\0")
+            if f"--run={folder}".encode() in arguments and b"PMI_RANK=" in (process / "environ").read_bytes():
+                pids.append(int(process.name))
+    return pids
 
 
 def steps_kept(folder: Path) -> list[int]:
@@ -338,12 +338,12 @@ def test_sigusr1_saves_and_sigterm_saves_and_ends(on_ranks: Run, recipe: str, tm
         assert len(ranks) == 2
         assert len(running(folder)) > 3, "the command, the launcher, and two ranks"
 
-        def send(number: int) -> None:
-            if target == "launcher" or number == signal.SIGUSR1:
-                os.kill(process.pid, number)
+        def send(signum: int) -> None:
+            if target == "launcher" or signum == signal.SIGUSR1:
+                os.kill(process.pid, signum)
             if target == "ranks":
-                for rank in ranks if number == signal.SIGUSR1 else ranks[-1:]:
-                    os.kill(rank, number)
+                for rank in ranks if signum == signal.SIGUSR1 else ranks[-1:]:
+                    os.kill(rank, signum)
 
         send(signal.SIGUSR1)
         wait_for(process, lambda: any(step % 23 for step in steps_kept(folder)))
@@ -362,8 +362,8 @@ def test_sigusr1_saves_and_sigterm_saves_and_ends(on_ranks: Run, recipe: str, tm
     assert last, saved
     step = int(last.group(1))
     assert step == max(steps_kept(folder))
-    found = {path.name for path in folder.iterdir()} - {"prediction.json"}  # the search may not have ended
-    assert found == {"checkpoints", "log.txt", "metrics.jsonl", "recipe.toml", "steps"}
+    names = {path.name for path in folder.iterdir()} - {"prediction.json"}  # the search may not have ended
+    assert names == {"checkpoints", "log.txt", "metrics.jsonl", "recipe.toml", "steps"}
     if target == "launcher":
         return
     epochs = ("--set", f"training.epochs={step // 23 + 1}")
@@ -371,9 +371,9 @@ def test_sigusr1_saves_and_sigterm_saves_and_ends(on_ranks: Run, recipe: str, tm
     assert done.returncode == 0, done.stderr
     assert f"resumes after step {step}" in done.stdout
     assert on_ranks("train", recipe, *epochs, *LEAN, "--run", "whole").returncode == 0
-    whole, resumed = weights(tmp_path / "whole"), weights(folder)
+    uninterrupted, resumed = weights(tmp_path / "whole"), weights(folder)
     for name in ("weights.safetensors", "optimizer.safetensors"):
-        assert whole[name] == resumed[name]
+        assert uninterrupted[name] == resumed[name]
 
 
 def test_a_second_sigterm_ends_at_once_and_a_long_step_is_reported(on_ranks: Run, tmp_path: Path) -> None:
@@ -464,16 +464,16 @@ def test_a_model_that_cannot_be_checkpointed_is_refused_before_it_begins(
 
 def running(run: Path) -> list[str]:
     """The command lines of all processes that have to do with a run."""
-    found = []
+    command_lines = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(FileNotFoundError, ProcessLookupError):
-            found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-    return [line for line in found if str(run) in line]
+            command_lines.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return [line for line in command_lines if str(run) in line]
 
 
 def test_a_damaged_checkpoint_is_reported_and_an_older_one_used(on_ranks: Run, ended: Ended, tmp_path: Path) -> None:
     shutil.copytree(ended[1], tmp_path / "mine")
-    whole = weights(tmp_path / "mine")
+    expected = weights(tmp_path / "mine")
     incomplete = tmp_path / "mine/checkpoints/step-000000069/weights.safetensors"
     incomplete.write_bytes(incomplete.read_bytes()[:-100])
     done = on_ranks("train", "--resume", "mine")
@@ -484,7 +484,7 @@ def test_a_damaged_checkpoint_is_reported_and_an_older_one_used(on_ranks: Run, e
     )
     assert "resumes after step 46" in done.stdout
     assert (tmp_path / "mine/checkpoints/step-000000069.torn/weights.safetensors").is_file()
-    assert weights(tmp_path / "mine")["weights.safetensors"] == whole["weights.safetensors"]
+    assert weights(tmp_path / "mine")["weights.safetensors"] == expected["weights.safetensors"]
     for checkpoint in (tmp_path / "mine/checkpoints").iterdir():
         (checkpoint / "manifest.json").unlink()
     assert_one_line_error(
@@ -551,7 +551,7 @@ def wide(classes, channels): return Sequential(Flatten(), Linear(64, classes))
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         (["--set", "training.epoch=3"], "unknown key training.epoch; did you mean training.epochs?"),
         (["--set", "data.name=digit"], "data.name = 'digit'; there are digits"),
@@ -569,8 +569,8 @@ def wide(classes, channels): return Sequential(Flatten(), Linear(64, classes))
         (["--set", "exchange.bucket_megabytes=inf"], "bucket_megabytes = inf is out of range"),
     ],
 )
-def test_bad_input_starts_no_rank(in_process: Run, recipe: str, options: list[str], words: str) -> None:
-    assert_one_line_error(in_process("train", recipe, *options), words)
+def test_bad_input_starts_no_rank(in_process: Run, recipe: str, options: list[str], message: str) -> None:
+    assert_one_line_error(in_process("train", recipe, *options), message)
 
 
 def test_a_folder_that_holds_a_run_starts_no_rank(in_process: Run, recipe: str, tmp_path: Path) -> None:
@@ -583,15 +583,15 @@ def test_a_folder_that_holds_a_run_starts_no_rank(in_process: Run, recipe: str, 
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         (["--set", "model.name=cd_dnn"], "model.name = 'cd_dnn' does not take samples of 1 x 8 x 8, as the data has"),
         (["--set", "model.name=torch:tensr"], "has no function tensr; did you mean torch:tensor?"),
         (["--run", "/proc/nowhere"], "cannot create the run's folder /proc/nowhere"),
     ],
 )
-def test_bad_input_that_ranks_find(on_ranks: Run, recipe: str, options: list[str], words: str) -> None:
-    assert_one_line_error(on_ranks("train", recipe, *options), words)
+def test_bad_input_that_ranks_find(on_ranks: Run, recipe: str, options: list[str], message: str) -> None:
+    assert_one_line_error(on_ranks("train", recipe, *options), message)
 
 
 def test_no_recipe(in_process: Run, tmp_path: Path) -> None:

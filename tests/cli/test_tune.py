@@ -23,7 +23,7 @@ def test_a_table_is_written_and_used(unisono: Run, on_ranks: Run, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["tune", "--largest", "3"], "nothing to time below 4 bytes"),
         (["bench", "collectives", "--largest", "3"], "nothing to time below 4 bytes"),
@@ -32,8 +32,8 @@ def test_a_table_is_written_and_used(unisono: Run, on_ranks: Run, tmp_path: Path
         (["bench", "collectives", "--rate", "fast"], "fast"),
     ],
 )
-def test_bad_input_starts_no_rank(in_process: Run, arguments: list[str], words: str) -> None:
-    assert_one_line_error(in_process(*arguments), words)
+def test_bad_input_starts_no_rank(in_process: Run, arguments: list[str], message: str) -> None:
+    assert_one_line_error(in_process(*arguments), message)
 
 
 def test_bad_input_gets_one_line(unisono: Run, on_ranks: Run) -> None:

@@ -111,7 +111,7 @@ def source_of(samples: Sequence[bytes], kind: str, shape: tuple[int, ...] | None
     """Samples in memory, sorted by class."""
     count = len(samples)
     labels, sizes = np.arange(count) * len(CLASSES) // count, np.array([len(sample) for sample in samples])
-    return Source(kind, CLASSES, [str(number) for number in range(count)], labels, sizes, samples.__getitem__, shape)
+    return Source(kind, CLASSES, [str(index) for index in range(count)], labels, sizes, samples.__getitem__, shape)
 
 
 def known(samples: list[bytes], folder: Path, kind: str, shape: tuple[int, ...] | None = None) -> Known:
@@ -121,14 +121,14 @@ def known(samples: list[bytes], folder: Path, kind: str, shape: tuple[int, ...] 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Known:
     """61 samples of two bytes: their numbers."""
-    samples = [number.to_bytes(2, "little") for number in range(61)]
+    samples = [index.to_bytes(2, "little") for index in range(61)]
     return known(samples, tmp_path_factory.mktemp("packs") / "tiny", RAW, (1, 2))
 
 
 @pytest.fixture(scope="session")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Known:
     """2,000 of the same kind."""
-    samples = [number.to_bytes(2, "little") for number in range(2000)]
+    samples = [index.to_bytes(2, "little") for index in range(2000)]
     return known(samples, tmp_path_factory.mktemp("packs") / "many", RAW, (1, 2))
 
 
@@ -154,10 +154,10 @@ def wav() -> Callable[..., bytes]:
 def audio_samples(tmp_path_factory: pytest.TempPathFactory) -> Known:
     """47 samples of many lengths."""
 
-    def sound(number: int) -> bytes:
-        return wav_of(np.random.default_rng(number).integers(-(2**15), 2**15, 1 + 7 * number % 40))
+    def sound(index: int) -> bytes:
+        return wav_of(np.random.default_rng(index).integers(-(2**15), 2**15, 1 + 7 * index % 40))
 
-    return known([sound(number) for number in range(47)], tmp_path_factory.mktemp("packs") / "sounds", AUDIO)
+    return known([sound(index) for index in range(47)], tmp_path_factory.mktemp("packs") / "sounds", AUDIO)
 
 
 @pytest.fixture(scope="session")
@@ -165,15 +165,15 @@ def chirps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Recordings of tones that climb or fall, 120 to train on and 40 in the test set, packed from a table."""
     folder = tmp_path_factory.mktemp("recordings")
     rows = ["path,label,split"]
-    for number in range(160):
-        chance = np.random.default_rng(number)
+    for index in range(160):
+        chance = np.random.default_rng(index)
         times = np.arange(int(chance.integers(1600, 4000))) / 8000
         low, high = chance.uniform(300, 800), chance.uniform(1500, 3000)
-        climbs = number % 2 == 0
+        climbs = index % 2 == 0
         heights = low + (high - low) * (times if climbs else times[::-1]) / times[-1]
         tone = np.sin(2 * np.pi * np.cumsum(heights) / 8000) + 0.05 * chance.standard_normal(len(times))
-        (folder / f"{number}.wav").write_bytes(wav_of(8000 * tone))
-        rows.append(f"{number}.wav,{'up' if climbs else 'down'},{'test' if number % 8 > 5 else 'train'}")
+        (folder / f"{index}.wav").write_bytes(wav_of(8000 * tone))
+        rows.append(f"{index}.wav,{'up' if climbs else 'down'},{'test' if index % 8 > 5 else 'train'}")
     (folder / "table.csv").write_text("\n".join(rows) + "\n")
     packs = tmp_path_factory.mktemp("packs") / "chirps"
     for name, part in find(folder / "table.csv").items():
@@ -187,7 +187,7 @@ def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("packs") / "numbered"
     for part, count in (("train", 151), ("test", 37)):
         image_samples = [
-            bytes((number % 256, number // 256)) + np.random.default_rng(number).bytes(62) for number in range(count)
+            bytes((index % 256, index // 256)) + np.random.default_rng(index).bytes(62) for index in range(count)
         ]
         pack(source_of(image_samples, RAW, (8, 8)), folder / part, PackOptions(stripes=3), 1, lambda: None)
     return folder

@@ -36,7 +36,7 @@ class Quality(NamedTuple):
 class QualityComparison(NamedTuple):
     """Quality of an order, with mean and standard deviation for true random permutations of the same samples."""
 
-    found: Quality
+    measured: Quality
     mean: Quality
     std: Quality
 
@@ -44,8 +44,8 @@ class QualityComparison(NamedTuple):
     def max_z_score(self) -> float:
         """Largest distance of the three numbers from the mean of true permutations, in standard deviations."""
         return max(
-            abs(found - mean) / max(std, 1e-12)
-            for found, mean, std in zip(self.found, self.mean, self.std, strict=True)
+            abs(measured - mean) / max(std, 1e-12)
+            for measured, mean, std in zip(self.measured, self.mean, self.std, strict=True)
         )
 
 

@@ -47,10 +47,10 @@ def test_whole_batches_are_collected_though_the_loader_uses_its_memory_again(on_
         with loader_of(numbered, world) as loader:
             dataset = loader.dataset()
             assert len(dataset) == STEPS
-            found = [list(dataset) for _ in range(3)]
+            epochs = [list(dataset) for _ in range(3)]
             assert (loader.epoch, loader.step) == (3, 0)
-        assert all(map(same, found, expected))
-        assert {len(labels) for batches in found for _, labels in batches} == {BATCH // world.size}
+        assert all(map(same, epochs, expected))
+        assert {len(labels) for batches in epochs for _, labels in batches} == {BATCH // world.size}
         with loader_of(numbered, world) as loader:
             assert not same(list(loader)[:STEPS], expected[0]), "a loader's own batches would be overwritten"
 
@@ -81,12 +81,12 @@ def test_loops_that_stop_at_the_length_begin_the_next_epoch(on_ranks: OnRanks, n
             expected = epochs_of(loader, 3)
         with loader_of(numbered, world) as loader:
             dataset = loader.dataset()
-            found = []
+            epochs = []
             for epoch in range(3):
                 if ahead:
                     dataset.set_epoch(epoch)
-                found.append(list(islice(dataset, len(dataset))))
-        assert all(map(same, found, expected))
+                epochs.append(list(islice(dataset, len(dataset))))
+        assert all(map(same, epochs, expected))
 
     on_ranks(2, work)
 
@@ -97,17 +97,17 @@ def test_it_is_resumed_after_any_batch(on_ranks: OnRanks, numbered: Path, steps:
         with loader_of(numbered, world) as loader:
             expected = [batch for batches in epochs_of(loader, 2) for batch in batches]
         with loader_of(numbered, world) as loader:
-            dataset, found = loader.dataset(), list[Batch]()
-            while len(found) < steps:
-                found += islice(dataset, steps - len(found))
+            dataset, batches = loader.dataset(), list[Batch]()
+            while len(batches) < steps:
+                batches += islice(dataset, steps - len(batches))
             state = dataset.state_dict()
         with loader_of(numbered, world) as loader:
             dataset = loader.dataset()
             dataset.load_state_dict(state)
             assert (loader.epoch, loader.step) == divmod(steps, STEPS)
-            while len(found) < 2 * STEPS:
-                found += islice(dataset, 2 * STEPS - len(found))
-        assert same(found, expected)
+            while len(batches) < 2 * STEPS:
+                batches += islice(dataset, 2 * STEPS - len(batches))
+        assert same(batches, expected)
 
     on_ranks(2, work)
 
@@ -119,9 +119,9 @@ def test_a_data_loader_takes_it(on_ranks: OnRanks, numbered: Path) -> None:
         with loader_of(numbered, world) as loader:
             batches = DataLoader(loader.dataset(("pixel_values", "labels")), batch_size=None)
             assert len(batches) == STEPS
-            found = list(batches)
-            assert [list(batch) for batch in found] == [["pixel_values", "labels"]] * STEPS
-        assert same([(batch["pixel_values"], batch["labels"]) for batch in found], expected)
+            collected = list(batches)
+            assert [list(batch) for batch in collected] == [["pixel_values", "labels"]] * STEPS
+        assert same([(batch["pixel_values"], batch["labels"]) for batch in collected], expected)
 
     on_ranks(1, work)
 
@@ -139,11 +139,11 @@ def test_a_worker_process_is_refused(on_ranks: OnRanks, numbered: Path, monkeypa
 def test_shares_of_different_lengths_are_refused(on_ranks: OnRanks, numbered: Path) -> None:
     def work(world: Any) -> None:
         with loader_of(numbered, world) as loader:
-            words = r"3 ranks share batches of 16 samples unevenly, .*; take a multiple of 3, or .*add_samples"
-            with pytest.raises(UsageError, match=words):
+            message = r"3 ranks share batches of 16 samples unevenly, .*; take a multiple of 3, or .*add_samples"
+            with pytest.raises(UsageError, match=message):
                 loader.dataset()
-        words = "batches of 153 samples from 151 leave no whole step"
-        with loader_of(numbered, world, 153) as loader, pytest.raises(UsageError, match=words):
+        message = "batches of 153 samples from 151 leave no whole step"
+        with loader_of(numbered, world, 153) as loader, pytest.raises(UsageError, match=message):
             loader.dataset()
 
     on_ranks(3, work)

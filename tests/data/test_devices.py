@@ -22,8 +22,8 @@ def on_host(batches: Any) -> list[Batch]:
     return [(inputs.cpu().clone(), labels.cpu().clone()) for inputs, labels in batches]
 
 
-def equal(found: list[Batch], expected: list[Batch]) -> bool:
-    pairs = zip(found, expected, strict=True)
+def equal(batches: list[Batch], expected: list[Batch]) -> bool:
+    pairs = zip(batches, expected, strict=True)
     return all(torch.equal(a, c) and torch.equal(b, d) for (a, b), (c, d) in pairs)
 
 
@@ -33,14 +33,14 @@ def test_batches_arrive_on_it_beside_the_programs_work(on_ranks: OnRanks, number
         with Loader(numbered, world, BATCH, **options) as loader:
             expected, tested = [on_host(loader) for _ in range(2)], on_host(loader.test_batches())
         with Loader(numbered, world, BATCH, **options, device=device) as loader:
-            for one in expected:
-                found = list[Batch]()
+            for epoch in expected:
+                batches = list[Batch]()
                 for inputs, labels in loader:  # nobody waits: all are read behind the last, and the batches dropped
                     assert inputs.device == labels.device == device
                     assert inputs.is_contiguous(memory_format=torch.channels_last)
-                    found.append((2 * inputs, labels + 1))
+                    batches.append((2 * inputs, labels + 1))
                     del inputs, labels
-                assert equal(on_host(found), [(2 * inputs, labels + 1) for inputs, labels in one])
+                assert equal(on_host(batches), [(2 * inputs, labels + 1) for inputs, labels in epoch])
             assert equal(on_host(loader.test_batches()), tested)
 
     on_ranks(1, work)
@@ -51,14 +51,14 @@ def test_a_loop_that_stops_is_resumed(on_ranks: OnRanks, numbered: Path, device:
         with Loader(numbered, world, BATCH, seed=4) as loader:
             expected = on_host(loader)
         with Loader(numbered, world, BATCH, seed=4, device=str(device)) as loader:
-            found = list[Batch]()
+            batches = list[Batch]()
             for batch in loader:
-                found += on_host([batch])
+                batches += on_host([batch])
                 if loader.step == 3:
                     state = loader.state_dict()
                     break
             loader.load_state_dict(state)
-            assert equal(found + on_host(loader), expected)
+            assert equal(batches + on_host(loader), expected)
 
     on_ranks(1, work)
 
@@ -70,9 +70,9 @@ def test_a_dataset_of_another_library_gets_them_as_they_are(
         with Loader(numbered, world, BATCH) as loader:
             expected = on_host(loader.dataset())
         with Loader(numbered, world, BATCH, device=device) as loader:
-            found = [(batch["x"], batch["y"]) for batch in loader.dataset(("x", "y"))]
-            assert {one.device for batch in found for one in batch} == {device}
-            assert equal(on_host(found), expected)
+            batches = [(batch["x"], batch["y"]) for batch in loader.dataset(("x", "y"))]
+            assert {tensor.device for batch in batches for tensor in batch} == {device}
+            assert equal(on_host(batches), expected)
 
     on_ranks(1, work)
 

@@ -44,29 +44,29 @@ def test_each_group_has_each_sample_once_after_any_shuffle(
     def work(world: Any) -> list[list[int]]:
         with partitioned_load(numbered, world, groups=groups) as data:
             assert data.samples == SAMPLES
-            found = [data.numbers.tolist()]
+            numbers = [data.numbers.tolist()]
             for _ in range(3):
                 data.shuffle()
-                found.append(data.numbers.tolist())
-            return found
+                numbers.append(data.numbers.tolist())
+            return numbers
 
     members = ranks // groups
     for held in zip(*on_ranks(ranks, work), strict=True):
         for first in range(0, ranks, members):
-            assert sorted(number for own in held[first : first + members] for number in own) == list(range(SAMPLES))
+            assert sorted(sample for own in held[first : first + members] for sample in own) == list(range(SAMPLES))
 
 
 def test_a_shuffle_is_a_permutation_of_all_samples(on_ranks: OnRanks, numbered: Path) -> None:
     def work(world: Any) -> list[list[int]]:
         with partitioned_load(numbered, world, groups=1, seed=9) as data:
-            found = []
+            numbers = []
             for _ in range(2):
                 data.shuffle()
-                found.append(data.numbers.tolist())
-            return found
+                numbers.append(data.numbers.tolist())
+            return numbers
 
-    for rank, found in enumerate(on_ranks(3, work)):
-        for shuffle, held in enumerate(found, start=1):
+    for rank, shuffles in enumerate(on_ranks(3, work)):
+        for shuffle, held in enumerate(shuffles, start=1):
             assert held == sorted(share(permutation(SAMPLES, 9, shuffle), SAMPLES, 0, rank, 3).tolist())
 
 
@@ -76,18 +76,18 @@ def test_random_batches_are_of_this_rank_and_a_function_of_the_seed(on_ranks: On
 
     def work(world: Any, seed: int, augment: str = "shift") -> list[Batch]:
         with partitioned_load(numbered, world, groups=1, seed=seed, augment=augment, threads=2) as data:
-            found = []
+            batches = []
             for length in (4, 4, 7, 4, 40, 40):
-                found.append(kept(data.random_batch(length)))
-                assert len(found[-1][1]) == length
+                batches.append(kept(data.random_batch(length)))
+                assert len(batches[-1][1]) == length
                 if augment == "none":
-                    numbers = numbers_of(found[-1], numbered)
+                    numbers = numbers_of(batches[-1], numbered)
                     assert len(set(numbers)) == length
                     assert set(numbers) <= set(data.numbers.tolist())
-                    assert found[-1][1].tolist() == about.label[numbers].tolist()
+                    assert batches[-1][1].tolist() == about.label[numbers].tolist()
                 if length == 7:
                     data.shuffle()
-            return found
+            return batches
 
     def equal(some: list[Batch], others: list[Batch]) -> list[bool]:
         return [torch.equal(a, c) and torch.equal(b, d) for (a, b), (c, d) in zip(some, others, strict=True)]
@@ -105,9 +105,11 @@ def test_the_crops_of_a_sample_change(on_ranks: OnRanks, numbered: Path) -> None
 
     def work(world: Any) -> None:
         with partitioned_load(numbered, world, groups=1, augment="shift") as data:
-            one, other = (kept(data.random_batch(SAMPLES)) for _ in range(2))
-            rows = one[1].argsort(stable=True), other[1].argsort(stable=True)
-            sums = [batch[0][row].sum((1, 2, 3)).sort().values for batch, row in zip((one, other), rows, strict=True)]
+            first, second = (kept(data.random_batch(SAMPLES)) for _ in range(2))
+            rows = first[1].argsort(stable=True), second[1].argsort(stable=True)
+            sums = [
+                batch[0][row].sum((1, 2, 3)).sort().values for batch, row in zip((first, second), rows, strict=True)
+            ]
             assert not torch.allclose(*sums)
 
     on_ranks(1, work)
@@ -118,8 +120,8 @@ def test_more_samples_than_a_rank_holds_are_refused(on_ranks: OnRanks, numbered:
         with partitioned_load(numbered, world, groups=1) as data:
             held = len(data.numbers)
             for samples in (0, held + 1):
-                words = f"rank {world.rank} holds {held} samples, of which a batch of {samples} was asked; take 1 to "
-                with pytest.raises(UsageError, match=words):
+                message = f"rank {world.rank} holds {held} samples, of which a batch of {samples} was asked; take 1 to "
+                with pytest.raises(UsageError, match=message):
                     data.random_batch(samples)
 
     on_ranks(3, work)
@@ -151,9 +153,9 @@ def test_the_worked_example(on_ranks: OnRanks, tmp_path: Path) -> None:
     def shown(line: str) -> list[list[int]]:
         (text,) = re.findall(rf"    {line} +(.*)", dimd.__doc__)
         parts = re.split(r"rank \d:|  +", text)
-        return [[int(number) for number in part.split()] for part in parts if part.strip()]
+        return [[int(sample) for sample in part.split()] for part in parts if part.strip()]
 
-    one, two = on_ranks(4, lambda world: work(world, 1)), on_ranks(4, lambda world: work(world, 2))
-    assert [loaded for loaded, _ in one] == shown("groups = 1")
-    assert [shuffled for _, shuffled in one] == shown("shuffled")
-    assert [loaded for loaded, _ in two] == shown("groups = 2")
+    one_group, two_groups = on_ranks(4, lambda world: work(world, 1)), on_ranks(4, lambda world: work(world, 2))
+    assert [loaded for loaded, _ in one_group] == shown("groups = 1")
+    assert [shuffled for _, shuffled in one_group] == shown("shuffled")
+    assert [loaded for loaded, _ in two_groups] == shown("groups = 2")

@@ -59,11 +59,11 @@ def epoch_on(
         feed = packed_feed(options, world, SEED)
         steps = (steps_of(feed.samples, BATCH) if last is None else last) - first
         batches = feed.epoch(epoch, BATCH, first)
-        found = kept(next(batches) for _ in range(steps))
+        taken = kept(next(batches) for _ in range(steps))
         assert last is not None or next(batches, None) is None
         batches.close()
         feed.close()
-        return found
+        return taken
 
     return whole(on_ranks(ranks, work))
 
@@ -78,12 +78,12 @@ def test_a_data_set_in_memory_is_seen_once_by_all_ranks_together(
     data = Dataset(samples(train), samples(test), 7)
     feeds = [in_memory_feed(data, SimpleNamespace(rank=rank, size=ranks), 3) for rank in range(ranks)]
     steps = whole([list(feed.epoch(1, batch, done)) for feed in feeds])
-    seen = [number for _, labels in steps for number in labels.tolist()]
+    seen = [sample for _, labels in steps for sample in labels.tolist()]
     assert seen == permutation(train, 3, 1)[done * batch :].tolist()
     assert all(torch.equal(inputs.flatten(), labels.float()) for inputs, labels in steps)
     tested = [labels.tolist() for feed in feeds for _, labels in feed.test_batches(batch)]
     assert max(map(len, tested)) <= -(-batch // ranks), "together at most as many as in training, about"
-    assert [number for numbers in tested for number in numbers] == list(range(test))
+    assert [sample for numbers in tested for sample in numbers] == list(range(test))
     assert (feeds[0].samples, feeds[0].test_samples, feeds[0].classes, feeds[0].channels) == (train, test, 7, 1)
 
 
@@ -93,14 +93,14 @@ def test_any_number_of_ranks_sees_the_batches_that_one_sees(on_ranks: OnRanks, n
     alone = epoch_on(on_ranks, 1, options, 2)
     for ranks, groups in ((2, 1), (3, 1), (6, 2), (9, 1)):
         together = epoch_on(on_ranks, ranks, replace(options, groups=groups), 2)
-        for one, other in zip(alone, together, strict=True):
-            assert torch.equal(one[0], other[0])
-            assert torch.equal(one[1], other[1])
+        for expected, batch in zip(alone, together, strict=True):
+            assert torch.equal(expected[0], batch[0])
+            assert torch.equal(expected[1], batch[1])
 
 
 def test_an_epoch_follows_its_order_with_the_labels_of_the_pack(on_ranks: OnRanks, numbered: Path) -> None:
     batches = epoch_on(on_ranks, 3, DataOptions(pack=str(numbered)), 1)
-    seen = [number for numbers in numbers_in(batches, numbered / "train") for number in numbers]
+    seen = [sample for numbers in numbers_in(batches, numbered / "train") for sample in numbers]
     assert seen == permutation(151, SEED, 1).tolist()
     labels = [label for _, labels in batches for label in labels.tolist()]
     assert labels == read_index(numbered / "train").label[seen].tolist()
@@ -115,7 +115,7 @@ def test_two_resumes_within_an_epoch_and_one_on_other_ranks_see_each_sample_once
     first, seen = 0, list[int]()
     for ranks, last in legs:
         batches = epoch_on(on_ranks, ranks, DataOptions(pack=str(numbered)), 1, first, last)
-        seen += [number for numbers in numbers_in(batches, numbered / "train") for number in numbers]
+        seen += [sample for numbers in numbers_in(batches, numbered / "train") for sample in numbers]
         first = last or first
     assert sorted(seen) == list(range(151))
     assert seen == permutation(151, SEED, 1).tolist()
@@ -136,7 +136,7 @@ def test_the_test_set_is_seen_once_as_it_is(on_ranks: OnRanks, numbered: Path) -
 
     for looks in on_ranks(4, work):
         for later in looks[1:]:
-            assert all(torch.equal(one[0], other[0]) for one, other in zip(looks[0], later, strict=True))
+            assert all(torch.equal(first[0], again[0]) for first, again in zip(looks[0], later, strict=True))
     everyone = [batch for looks in on_ranks(4, work) for batch in looks[0]]
     # mean and deviation of what is in the test set are those of what is trained on
     assert [n for numbers in numbers_in(everyone, numbered / "train") for n in numbers] == list(range(37))
@@ -165,9 +165,9 @@ def test_all_ranks_have_the_same_pack(on_ranks: OnRanks, numbered: Path, tmp_pat
             packed_feed(DataOptions(pack=str(tmp_path if world.rank == 2 else numbered)), world, SEED)
         return str(caught.value)
 
-    words = on_ranks(3, work)
-    assert [line.partition(" is ")[2] for line in words] == [
-        f"not the same on rank {one} as on rank {other}; copy it again" for one, other in ((2, 0), (2, 1), (0, 2))
+    messages = on_ranks(3, work)
+    assert [line.partition(" is ")[2] for line in messages] == [
+        f"not the same on rank {rank} as on rank {other}; copy it again" for rank, other in ((2, 0), (2, 1), (0, 2))
     ]
 
 
@@ -177,7 +177,7 @@ def about(classes: tuple[str, ...], kind: str = RAW, shape: tuple[int, ...] | No
 
 
 @pytest.mark.parametrize(
-    ("train", "test", "words"),
+    ("train", "test", "message"),
     [
         (about(("a", "b")), about(("b", "a")), "packs/a has other classes than packs/a, .*: the same in another order"),
         (about(("a", "b")), about(("a", "c")), "it lacks b; it adds c; pack samples of the same classes"),
@@ -188,9 +188,9 @@ def about(classes: tuple[str, ...], kind: str = RAW, shape: tuple[int, ...] | No
         (about(("a",), TEXT, (5,)), about(("a",), TEXT, (9,)), "text samples of 9, but .*, text samples of 5"),
     ],
 )
-def test_both_parts_are_of_one_data_set(train: Index, test: Index, words: str) -> None:
+def test_both_parts_are_of_one_data_set(train: Index, test: Index, message: str) -> None:
     check_alike(train, train)
-    with pytest.raises(PackError, match=words):
+    with pytest.raises(PackError, match=message):
         check_alike(train, test)
 
 
@@ -223,11 +223,11 @@ def test_any_number_of_ranks_has_the_same_windows_as_one_rank(on_ranks: OnRanks,
     assert [tuple(inputs.shape) for inputs, _ in alone] == [(BATCH, 3, 120)] * 7 + [(8, 3, 120)]
     for ranks, groups in ((2, 1), (3, 1), (6, 2)):
         together = epoch_on(on_ranks, ranks, replace(options, groups=groups), 2)
-        for one, other in zip(alone, together, strict=True):
-            assert torch.equal(one[0], other[0])
-            assert torch.equal(one[1], other[1])
+        for expected, batch in zip(alone, together, strict=True):
+            assert torch.equal(expected[0], batch[0])
+            assert torch.equal(expected[1], batch[1])
     changed = epoch_on(on_ranks, 1, replace(options, augment="none"), 2)
-    unlike = [(one[0] != other[0]).flatten(1).any(dim=1) for one, other in zip(alone, changed, strict=True)]
+    unlike = [(batch[0] != plain[0]).flatten(1).any(dim=1) for batch, plain in zip(alone, changed, strict=True)]
     assert (torch.cat(unlike).float().mean() > 0.5) == (augment != "none")
 
 
@@ -260,8 +260,8 @@ def test_images_that_are_not_square_need_a_size(shape: tuple[int, ...] | None) -
     index = Index(about, nothing, nothing, nothing, nothing, nothing)
     with pytest.raises(PackError, match=r"images of different sizes; set data\.size"):
         image_options(index, DataOptions())
-    found = image_options(index, DataOptions(size=5, augment="scale"))
-    assert (found.size, found.channels, found.mean, found.std, found.augment) == (
+    chosen = image_options(index, DataOptions(size=5, augment="scale"))
+    assert (chosen.size, chosen.channels, chosen.mean, chosen.std, chosen.augment) == (
         5,
         3,
         about.mean,
@@ -294,8 +294,8 @@ def test_reading_decoding_and_shuffling_are_observed(on_ranks: OnRanks, numbered
         return Counter((span.name, span.kind) for span in spans), sum(min(2 * STRETCHES, size) for size in sizes)
 
     steps, tests = steps_of(151, BATCH), steps_of(37, BATCH)
-    for found, stretches in on_ranks(2, work):
-        assert found == {
+    for counts, stretches in on_ranks(2, work):
+        assert counts == {
             ("read training set", "loading"): 1,
             ("read test set", "loading"): 1,
             ("read batch", "loading"): steps + tests,

@@ -42,12 +42,12 @@ def kept(batches: Any) -> list[Batch]:
 def numbers_in(everyone: list[list[Batch]], folder: Path) -> list[int]:
     """What the first two pixels say, step by step, of all ranks."""
     about = read_index(folder / "train").about
-    found = []
+    numbers = []
     for step in zip(*everyone, strict=True):
         for inputs, _ in step:
             pixels = ((inputs[:, 0, 0, :2] * about.std[0] + about.mean[0]) * 255).round()
-            found += (pixels[:, 0] + 256 * pixels[:, 1]).int().tolist()
-    return found
+            numbers += (pixels[:, 0] + 256 * pixels[:, 1]).int().tolist()
+    return numbers
 
 
 def test_a_loop_gets_the_batches_of_a_run(on_ranks: OnRanks, numbered: Path) -> None:
@@ -60,9 +60,9 @@ def test_a_loop_gets_the_batches_of_a_run(on_ranks: OnRanks, numbered: Path) -> 
         with loader_of(numbered, world, augment="shift", threads=2) as loader:
             assert (loader.samples, loader.test_samples, loader.classes, loader.channels) == (SAMPLES, 37, 5, 1)
             assert len(loader) == STEPS
-            found = [kept(loader), kept(loader), kept(loader.test_batches())]
-        for one, other in zip([*expected, tested], found, strict=True):
-            assert all(torch.equal(a, b) and torch.equal(c, d) for (a, c), (b, d) in zip(one, other, strict=True))
+            epochs = [kept(loader), kept(loader), kept(loader.test_batches())]
+        for wanted, batches in zip([*expected, tested], epochs, strict=True):
+            assert all(torch.equal(a, b) and torch.equal(c, d) for (a, c), (b, d) in zip(wanted, batches, strict=True))
 
     on_ranks(3, work)
 
@@ -84,19 +84,19 @@ def test_a_loop_that_stops_anywhere_is_resumed_on_any_number_of_ranks(
             with loader_of(numbered, world, shuffle=shuffle) as loader:
                 if before is not None:
                     loader.load_state_dict(before)
-                found = list[Batch]()
-                while len(found) < steps:
-                    found += kept(islice(loader, steps - len(found)))
-                return found, json.dumps(loader.state_dict())
+                batches = list[Batch]()
+                while len(batches) < steps:
+                    batches += kept(islice(loader, steps - len(batches)))
+                return batches, json.dumps(loader.state_dict())
 
-        found, states = zip(*on_ranks(ranks, leg), strict=True)
+        of_ranks, states = zip(*on_ranks(ranks, leg), strict=True)
         assert len(set(states)) == 1
         state = json.loads(states[0])
-        seen += numbers_in(list(found), numbered)
+        seen += numbers_in(list(of_ranks), numbered)
     steps = sum(steps for _, steps in legs)
     order = partial(epoch_order, SAMPLES, BATCH, SEED, shuffle=parse_shuffle(shuffle))
     orders = [order(epoch=epoch).tolist() for epoch in range(steps // STEPS + 1)]
-    expected = [number for order in orders[:-1] for number in order] + orders[-1][: steps % STEPS * BATCH]
+    expected = [sample for order in orders[:-1] for sample in order] + orders[-1][: steps % STEPS * BATCH]
     assert seen == expected
 
 
@@ -152,7 +152,7 @@ def test_a_loop_that_was_left_behind_says_so(on_ranks: OnRanks, numbered: Path, 
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"batch": 8}, "the state has batch = 8, but this loader 16"),
         ({"seed": 9}, "the state has seed = 9, but this loader 4"),
@@ -161,11 +161,11 @@ def test_a_loop_that_was_left_behind_says_so(on_ranks: OnRanks, numbered: Path, 
     ],
 )
 def test_a_state_under_which_samples_would_be_left_out_is_refused(
-    on_ranks: OnRanks, numbered: Path, change: dict[str, Any], words: str
+    on_ranks: OnRanks, numbered: Path, change: dict[str, Any], message: str
 ) -> None:
     def work(world: Any) -> None:
         with loader_of(numbered, world) as loader:
-            with pytest.raises(UsageError, match=words):
+            with pytest.raises(UsageError, match=message):
                 loader.load_state_dict({**loader.state_dict(), "epoch": 2, **change})
             assert (loader.epoch, loader.step) == (0, 0)
 
@@ -236,13 +236,13 @@ def test_a_shuffle_that_crosses_switches_is_noted(on_ranks: OnRanks, numbered: P
             return loader.notes
 
     assert on_ranks(4, notes) == [()] * 4
-    found = on_ranks(4, lambda world: notes(world, shuffle="once,parts:2"))
-    assert all(line.startswith("shuffle: ranks 0 to 1 share a part") for (line,) in found)
+    lines = on_ranks(4, lambda world: notes(world, shuffle="once,parts:2"))
+    assert all(line.startswith("shuffle: ranks 0 to 1 share a part") for (line,) in lines)
     assert on_ranks(4, lambda world: notes(world, groups=2)) == [()] * 4
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"threads": 0}, "threads = 0; it is 1 at least"),
         ({"groups": 0}, "Loader: groups = 0, but it has to be at least 1"),
@@ -256,9 +256,9 @@ def test_a_shuffle_that_crosses_switches_is_noted(on_ranks: OnRanks, numbered: P
     ],
 )
 def test_numbers_out_of_range_are_refused(
-    on_ranks: OnRanks, numbered: Path, options: dict[str, Any], words: str
+    on_ranks: OnRanks, numbered: Path, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=message):
         on_ranks(1, lambda world: Loader(numbered, world, BATCH, **options))
 
 
@@ -280,8 +280,8 @@ def test_a_loop_that_counts_its_batches_is_followed_by_the_next_epoch(on_ranks: 
     def work(world: Any) -> None:
         with loader_of(numbered, world) as loader:
             for epoch in range(3):
-                found = kept(islice(loader, len(loader)))
+                batches = kept(islice(loader, len(loader)))
                 assert (loader.epoch, loader.step) == (epoch, STEPS)
-                assert numbers_in([found], numbered) == permutation(SAMPLES, SEED, epoch).tolist()
+                assert numbers_in([batches], numbered) == permutation(SAMPLES, SEED, epoch).tolist()
 
     on_ranks(1, work)

@@ -22,7 +22,7 @@ from unisono.errors import DecodeError
 
 COUNT = 300
 SHAPE = (8, 8, 3)
-PICTURES = [np.random.default_rng(number).bytes(8 * 8 * 3) for number in range(COUNT)]
+PICTURES = [np.random.default_rng(seed).bytes(8 * 8 * 3) for seed in range(COUNT)]
 VIEW = ImageOptions(8, 3, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "shift")
 
 
@@ -34,7 +34,7 @@ class Listed:
 
     def samples(self, numbers: np.ndarray) -> list[np.ndarray]:
         self.asked.append(numbers.tolist())
-        return [np.frombuffer(bytearray(self.held[number]), np.uint8) for number in numbers.tolist()]
+        return [np.frombuffer(bytearray(self.held[sample]), np.uint8) for sample in numbers.tolist()]
 
     def close(self) -> None:
         """There is nothing to free."""
@@ -66,10 +66,10 @@ def loader_of(
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("decoding")]
 
 
-def shown(number: int, throws: CounterRNG | None, view: ImageOptions = VIEW) -> torch.Tensor:
+def shown(index: int, throws: CounterRNG | None, view: ImageOptions = VIEW) -> torch.Tensor:
     """An image as one thread shows it."""
     out = torch.empty(8, 8, 3)
-    ImageTransform(view, RawDecoder(SHAPE)).into(out, memoryview(bytearray(PICTURES[number])), throws)
+    ImageTransform(view, RawDecoder(SHAPE)).into(out, memoryview(bytearray(PICTURES[index])), throws)
     return out.permute(2, 0, 1)
 
 
@@ -82,17 +82,17 @@ def test_batches_come_in_order_and_right_under_many_threads() -> None:
     wanted = [chance.permutation(COUNT)[: chance.integers(0, 40)] for _ in range(60)]
     wanted[5] = wanted[5][:0]
     expected = {
-        number: shown(number, CounterRNG(uniform_numbers(3, 2, np.array([number]), DRAWS_PER_SAMPLE)[0].tolist()))
-        for number in range(COUNT)
+        index: shown(index, CounterRNG(uniform_numbers(3, 2, np.array([index]), DRAWS_PER_SAMPLE)[0].tolist()))
+        for index in range(COUNT)
     }
     with loader_of(PICTURES, threads=16) as (loader, memory):
         came = 0
         for numbers, (inputs, labels) in zip(wanted, loader.batches(wanted, 3, 2), strict=True):
             assert inputs.shape == (len(numbers), 3, 8, 8)
-            assert labels.tolist() == [number % 3 for number in numbers]
+            assert labels.tolist() == [index % 3 for index in numbers]
             assert labels.dtype == torch.int64
-            for found, number in zip(inputs, numbers.tolist(), strict=True):
-                assert torch.equal(found, expected[number])
+            for image, index in zip(inputs, numbers.tolist(), strict=True):
+                assert torch.equal(image, expected[index])
             came += 1
         assert came == 60
         assert memory.asked == [numbers.tolist() for numbers in wanted]
@@ -108,7 +108,7 @@ def test_what_is_random_follows_from_seed_epoch_and_number_alone() -> None:
                 batches = loader.batches(backwards if threads > 1 else [everything], seed, epoch)
                 came = torch.cat([inputs.clone() for inputs, _ in batches])
                 image_samples.setdefault((seed, epoch), []).append(came.flip(0) if threads > 1 else came)
-    assert all(torch.equal(one, other) for one, other in image_samples.values())
+    assert all(torch.equal(once, again) for once, again in image_samples.values())
     first = image_samples[0, 0][0]
     assert all((first != image_samples[key][0]).flatten(1).any(dim=1).float().mean() > 0.5 for key in ((0, 1), (1, 0)))
 
@@ -120,8 +120,8 @@ def test_validation_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(loading, "uniform_numbers", drawn)
     with loader_of(PICTURES) as (loader, _):
         (inputs, _labels), *_ = loader.batches([np.arange(20)])
-        for number in range(20):
-            assert torch.equal(inputs[number], shown(number, None))
+        for index in range(20):
+            assert torch.equal(inputs[index], shown(index, None))
         with pytest.raises(AssertionError, match="random numbers were drawn"):
             next(loader.batches([np.arange(20)], 1, 1))
 
@@ -132,8 +132,8 @@ def test_a_batch_keeps_its_memory_until_the_next_one_is_asked_for_and_then_gives
         for _ in range(2):
             held = [(inputs, inputs.data_ptr()) for inputs, _ in loader.batches(wanted)]
             places = [place for _, place in held]
-            for number, place in enumerate(places):
-                assert place not in places[number + 1 : number + 2 + PREFETCHED_BATCHES], (
+            for index, place in enumerate(places):
+                assert place not in places[index + 1 : index + 2 + PREFETCHED_BATCHES], (
                     "begun before the next one was shown"
                 )
             assert len(set(places)) <= PREFETCHED_BATCHES + 2
@@ -161,7 +161,7 @@ def test_a_batch_stays_while_the_next_ones_are_made() -> None:
 def test_the_last_batch_stays_until_one_of_the_next_iterator_is_there() -> None:
     with loader_of(PICTURES) as (loader, _):
         for steps in (1, 2):
-            *_, (last, _labels) = loader.batches([np.array([number, 3]) for number in range(steps)])
+            *_, (last, _labels) = loader.batches([np.array([sample, 3]) for sample in range(steps)])
             kept = last.clone()
             other = loader.batches([np.array([9, 8])] * steps)
             next(other)
@@ -186,12 +186,12 @@ def test_closing_the_iterator_stops_the_loading() -> None:
 
 @pytest.mark.parametrize("broken", [b"no picture", b"\xff\xd8 begins like a JPEG", b""])
 def test_a_sample_that_is_no_image_is_named_and_the_loader_continues(broken: bytes) -> None:
-    def png(number: int) -> bytes:
+    def png(level: int) -> bytes:
         file = io.BytesIO()
-        Image.fromarray(np.full((8, 8), 20 * number, np.uint8)).save(file, "PNG")
+        Image.fromarray(np.full((8, 8), 20 * level, np.uint8)).save(file, "PNG")
         return file.getvalue()
 
-    samples = [png(number) for number in range(12)]
+    samples = [png(level) for level in range(12)]
     samples[7] = broken
     with loader_of(samples, ImageOptions(8, 1, (0.0,), (1.0,))) as (loader, _):
         batches = loader.batches(numbers_of([0, 1, 2], [3, 4], [6, 7, 8], [9]), 0)
@@ -223,7 +223,7 @@ def test_samples_have_the_shape_and_the_layout_that_what_shows_them_says() -> No
         for seed, more in ((None, 0), (0, 0.5)):
             ((inputs, labels),) = loader.batches(numbers_of([7, 3]), seed)
             assert inputs.shape == (2, 3, 2)
-            assert inputs[1, :, 1].tolist() == [number + more for number in PICTURES[3][3:6]]
+            assert inputs[1, :, 1].tolist() == [value + more for value in PICTURES[3][3:6]]
             assert labels.tolist() == [1, 0]
 
 
@@ -239,10 +239,10 @@ def test_a_free_thread_takes_what_a_slow_one_has_not_begun() -> None:
 
     class Slow(ImageTransform):
         def into(self, out: torch.Tensor, file: memoryview, random: CounterRNG | None) -> None:
-            number = PICTURES.index(bytes(file))
-            if number == 0:
+            index = PICTURES.index(bytes(file))
+            if index == 0:
                 assert free.wait(10), "all but this stretch is the other thread's"
-            others.add(number)
+            others.add(index)
             if others >= set(range(6, 48)):
                 free.set()
             super().into(out, file, random)

@@ -44,24 +44,24 @@ def test_the_order_depends_on_seed_and_epoch_alone() -> None:
 @given(st.integers(0, 200), st.integers(1, 64), st.integers(1, 9))
 def test_the_rank_of_a_place_is_the_one_whose_share_has_it(samples: int, batch: int, ranks: int) -> None:
     places = np.arange(samples)
-    found = ranks_of(samples, batch, ranks)
-    assert len(found) == samples
+    owners = ranks_of(samples, batch, ranks)
+    assert len(owners) == samples
     for step in range(steps_of(samples, batch)):
         for rank in range(ranks):
-            assert (found[share(places, batch, step, rank, ranks)] == rank).all()
+            assert (owners[share(places, batch, step, rank, ranks)] == rank).all()
 
 
 @given(st.integers(0, 200), st.integers(1, 64), st.integers(1, 9), st.integers(0, 9))
 def test_ranks_have_whole_shares_of_virtual_ranks(samples: int, batch: int, ranks: int, more: int) -> None:
     places, virtual = np.arange(samples), ranks + more
-    found = ranks_of(samples, batch, ranks, virtual)
+    owners = ranks_of(samples, batch, ranks, virtual)
     for step in range(steps_of(samples, batch)):
-        shares = [share(places, batch, step, number, virtual) for number in range(virtual)]
+        shares = [share(places, batch, step, virtual_rank, virtual) for virtual_rank in range(virtual)]
         for rank in range(ranks):
             own = share(places, batch, step, rank, ranks, virtual)
             several = range(virtual * rank // ranks, virtual * (rank + 1) // ranks)
-            assert np.array_equal(own, np.concatenate([shares[number] for number in several]))
-            assert (found[own] == rank).all()
+            assert np.array_equal(own, np.concatenate([shares[virtual_rank] for virtual_rank in several]))
+            assert (owners[own] == rank).all()
 
 
 @given(st.integers(1, 40), st.integers(0, 5), st.integers(0, 3), st.integers(0, 4))
@@ -86,12 +86,12 @@ def test_own_batches_resume_at_any_step(count: int, batch: int, step: int) -> No
         begun.append((epoch, done))
         return worker_order(numbers, 3, 1, epoch)
 
-    whole = [one for _, one in islice(own_numbers(draw, count, batch, 0), step + 12)]
+    full = [samples for _, samples in islice(own_numbers(draw, count, batch, 0), step + 12)]
     begun.clear()
-    rest = [one for _, one in islice(own_numbers(draw, count, batch, step), 12)]
+    rest = [samples for _, samples in islice(own_numbers(draw, count, batch, step), 12)]
     assert begun[0] == divmod(step, steps_of(count, batch))
-    assert all(np.array_equal(one, other) for one, other in zip(whole[step:], rest, strict=True))
-    first = np.concatenate(whole[: steps_of(count, batch)]) if len(whole) >= steps_of(count, batch) else None
+    assert all(np.array_equal(samples, resumed) for samples, resumed in zip(full[step:], rest, strict=True))
+    first = np.concatenate(full[: steps_of(count, batch)]) if len(full) >= steps_of(count, batch) else None
     assert first is None or sorted(first) == list(numbers)
 
 
@@ -101,11 +101,11 @@ def test_a_draw_has_each_sample_once_at_most_and_depends_on_nothing_else(
 ) -> None:
     numbers = np.arange(count, dtype=np.int64) * 3
     samples = data.draw(st.integers(1, count))
-    found = random_draw(numbers, 5, worker, draw, samples)
-    assert found.dtype == np.int64
-    assert len(set(found.tolist())) == samples
-    assert set(found.tolist()) <= set(numbers.tolist())
-    np.testing.assert_array_equal(found, random_draw(numbers, 5, worker, draw, samples))
+    drawn = random_draw(numbers, 5, worker, draw, samples)
+    assert drawn.dtype == np.int64
+    assert len(set(drawn.tolist())) == samples
+    assert set(drawn.tolist()) <= set(numbers.tolist())
+    np.testing.assert_array_equal(drawn, random_draw(numbers, 5, worker, draw, samples))
 
 
 def test_draws_of_other_seeds_workers_and_numbers_are_others() -> None:
@@ -122,8 +122,8 @@ def test_the_order_between_two_shuffles_of_the_docstring() -> None:
     own = np.array([5, 0, 6, 1, 7, 2, 4, 3, 8, 9])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(order_file, "permutation", lambda samples, seed, epoch: own if epoch else held)
-        found = epoch_order(10, 4, 0, 1, ShuffleOptions(2, 2))
-    assert found.tolist() == [5, 0, 6, 1, 7, 2, 4, 8, 3, 9]
+        order = epoch_order(10, 4, 0, 1, ShuffleOptions(2, 2))
+    assert order.tolist() == [5, 0, 6, 1, 7, 2, 4, 8, 3, 9]
 
 
 @given(st.integers(1, 200), st.integers(1, 40), SHUFFLES, st.integers(0, 7))
@@ -131,14 +131,14 @@ def test_parts_keep_their_samples_and_see_each_once(
     samples: int, batch: int, shuffle: ShuffleOptions, epoch: int
 ) -> None:
     """The oracle gives each part its samples of the last full shuffle, one by one, in the epoch's own order."""
-    found = epoch_order(samples, batch, 3, epoch, shuffle)
-    assert sorted(found) == list(range(samples))
+    order = epoch_order(samples, batch, 3, epoch, shuffle)
+    assert sorted(order) == list(range(samples))
     parts = ranks_of(samples, batch, min(shuffle.parts or batch, batch))
     held = dict(zip(permutation(samples, 3, shuffle.first_epoch(epoch)).tolist(), parts.tolist(), strict=True))
     waiting: dict[int, list[int]] = {}
     for sample in permutation(samples, 3, epoch).tolist():
         waiting.setdefault(held[sample], []).append(sample)
-    assert found.tolist() == [waiting[part].pop(0) for part in parts.tolist()]
+    assert order.tolist() == [waiting[part].pop(0) for part in parts.tolist()]
 
 
 @given(st.integers(1, 200), st.integers(1, 9), st.integers(1, 5), st.integers(1, 4), st.integers(0, 2))
@@ -147,8 +147,8 @@ def test_ranks_keep_their_samples_where_they_divide_the_parts(
 ) -> None:
     batch, shuffle = ranks * each * more, ShuffleOptions(3, ranks * each)
     held = [np.empty(samples, int) for _ in range(2)]
-    for owner, number in zip(held, (0, epoch), strict=True):
-        owner[epoch_order(samples, batch, 5, number, shuffle)] = ranks_of(samples, batch, ranks)
+    for owner, order_epoch in zip(held, (0, epoch), strict=True):
+        owner[epoch_order(samples, batch, 5, order_epoch, shuffle)] = ranks_of(samples, batch, ranks)
     assert np.array_equal(*held)
 
 
@@ -223,13 +223,13 @@ def test_the_numbers_of_a_sample_do_not_depend_on_its_neighbours(seed: int, epoc
 
 
 def test_seed_epoch_and_sample_each_change_them() -> None:
-    one = uniform_numbers(1, 2, np.array([3]), DRAWS_PER_SAMPLE)
+    numbers = uniform_numbers(1, 2, np.array([3]), DRAWS_PER_SAMPLE)
     for other in (
         uniform_numbers(0, 2, np.array([3]), DRAWS_PER_SAMPLE),
         uniform_numbers(1, 1, np.array([3]), DRAWS_PER_SAMPLE),
         uniform_numbers(1, 2, np.array([2]), DRAWS_PER_SAMPLE),
     ):
-        assert not (one == other).any()
+        assert not (numbers == other).any()
 
 
 def test_they_are_spread_evenly_and_do_not_follow_each_other() -> None:

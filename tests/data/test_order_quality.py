@@ -20,9 +20,9 @@ def drawn_from_stretches(samples: int, ranks: int, batch: int) -> np.ndarray:
 
 
 def test_what_is_seen_as_it_was_packed() -> None:
-    found = quality(np.arange(3000), CLASSES)
-    assert found.class_runs == pytest.approx(2990 / 2999)
-    assert (found.neighbours, found.distance) == (1.0, 0.0)
+    measured = quality(np.arange(3000), CLASSES)
+    assert measured.class_runs == pytest.approx(2990 / 2999)
+    assert (measured.neighbours, measured.distance) == (1.0, 0.0)
     assert compare_with_permutations(np.arange(3000), CLASSES).max_z_score > 100
 
 
@@ -48,17 +48,17 @@ SORTED = StripeBlocks(np.arange(0, 3000, 10), np.arange(10, 3010, 10), np.arange
 def test_the_streamed_order_is_even_over_a_step_and_not_over_a_ranks_share() -> None:
     """The pack is sorted by class, three stripes each. A true permutation has a tenth of neighbours of one class."""
     order = streamed_order(SORTED, 60, 600, epoch_rng(0, 0))
-    whole, shares = (quality(shuffle_shares(order, 60, ranks), CLASSES) for ranks in (1, 6))
-    assert 0.07 < whole.class_runs < 0.1, "6 of each class in nearly every step: 5 of 59 others have one's class"
-    assert whole.distance == pytest.approx(1 / 3, abs=0.02)
-    assert shares.class_runs > 1.4 * whole.class_runs, "a rank's share has fewer classes, and it shows"
+    steps, shares = (quality(shuffle_shares(order, 60, ranks), CLASSES) for ranks in (1, 6))
+    assert 0.07 < steps.class_runs < 0.1, "6 of each class in nearly every step: 5 of 59 others have one's class"
+    assert steps.distance == pytest.approx(1 / 3, abs=0.02)
+    assert shares.class_runs > 1.4 * steps.class_runs, "a rank's share has fewer classes, and it shows"
     assert quality(order, CLASSES).class_runs > 0.3, "as it is laid out, which plays no part"
 
 
 def test_a_true_permutation_mixes_as_it_should() -> None:
-    found = mixing(4000, 40, 1, 6, ShuffleOptions(), 4)
-    assert found.same_rank == pytest.approx(1 / 4, abs=0.02)
-    assert found.seen == pytest.approx(1 - (3 / 4) ** 6, abs=0.02)
+    measured = mixing(4000, 40, 1, 6, ShuffleOptions(), 4)
+    assert measured.same_rank == pytest.approx(1 / 4, abs=0.02)
+    assert measured.seen == pytest.approx(1 - (3 / 4) ** 6, abs=0.02)
 
 
 def test_samples_that_stay_are_seen_again_until_they_move() -> None:
@@ -70,9 +70,9 @@ def test_samples_that_stay_are_seen_again_until_they_move() -> None:
 
 
 def test_samples_that_stay_in_a_part_are_seen_by_its_ranks_alone() -> None:
-    found = mixing(4000, 40, 1, 40, ShuffleOptions(0, 2), 4)
-    assert found.same_rank == pytest.approx(1 / 2, abs=0.02)
-    assert found.seen == pytest.approx(1 / 2, abs=0.01)
+    measured = mixing(4000, 40, 1, 40, ShuffleOptions(0, 2), 4)
+    assert measured.same_rank == pytest.approx(1 / 2, abs=0.02)
+    assert measured.seen == pytest.approx(1 / 2, abs=0.01)
 
 
 @pytest.mark.parametrize("shuffle", ["epoch", "every:3", "every:3,parts:2", "once"])
@@ -84,8 +84,8 @@ def test_each_order_is_as_good_as_a_true_permutation_of_the_epoch_before(shuffle
     assert sorted(order) == list(range(3000))
     before = epoch_order(3000, 60, 1, epoch - 1, options) if epoch else np.arange(3000)
     assert np.array_equal(before[order], epoch_order(3000, 60, 1, epoch, options))
-    found, mean, std = compare_with_permutations(order, labels[before])
-    assert abs(found.class_runs - mean.class_runs) < 4 * std.class_runs
-    assert abs(found.distance - mean.distance) < 4 * std.distance
-    assert found.neighbours < 2 * 60 / 3000
+    measured, mean, std = compare_with_permutations(order, labels[before])
+    assert abs(measured.class_runs - mean.class_runs) < 4 * std.class_runs
+    assert abs(measured.distance - mean.distance) < 4 * std.distance
+    assert measured.neighbours < 2 * 60 / 3000
     assert compare_with_permutations(epoch_order(3000, 60, 1, epoch, options), labels).max_z_score < 4

@@ -80,10 +80,10 @@ def test_every_element_lies_in_one_bucket_and_nothing_overlaps(case: Case, end_r
     owners = {dtype: Counter[int]() for _, dtype in parameters}
     for bucket in layout.buckets:
         inside = []
-        for number in bucket.parameters:
-            length, dtype = parameters[number]
+        for parameter in bucket.parameters:
+            length, dtype = parameters[parameter]
             assert dtype is bucket.dtype
-            first = layout.starts[number]
+            first = layout.starts[parameter]
             inside += range(max(bucket.start, first), min(bucket.flags, first + length))
         flags = range(bucket.flags, bucket.flags + len(bucket.ends))
         owners[bucket.dtype].update([*inside, *flags])
@@ -108,7 +108,9 @@ def test_buckets_are_the_memory_end_to_end(case: Case, end_ratio: int) -> None:
     assert set(layout.lengths) == {(dtype, 1) for _, dtype in parameters}
     for (dtype, _), length in layout.lengths.items():
         end = 0
-        for bucket in sorted((one for one in layout.buckets if one.dtype is dtype), key=lambda one: one.start):
+        for bucket in sorted(
+            (bucket for bucket in layout.buckets if bucket.dtype is dtype), key=lambda bucket: bucket.start
+        ):
             assert bucket.start == end < bucket.stop
             end = bucket.stop
         assert end == length
@@ -129,12 +131,12 @@ def test_all_starts_are_aligned(case: Case, end_ratio: int) -> None:
 def test_each_parameter_ends_once_where_its_last_element_lies(case: Case, end_ratio: int) -> None:
     parameters, order, largest = case
     layout = plan_memory(parameters, order, largest, (), end_ratio)
-    assert sorted(number for bucket in layout.buckets for number in bucket.ends) == list(range(len(parameters)))
+    assert sorted(parameter for bucket in layout.buckets for parameter in bucket.ends) == list(range(len(parameters)))
     for bucket in layout.buckets:
         assert set(bucket.ends) <= set(bucket.parameters)
         assert bucket.ends == bucket.parameters or (len(bucket.parameters) == 1 and not bucket.ends)
-        for number in bucket.ends:
-            assert bucket.start <= layout.starts[number] + parameters[number][0] <= bucket.flags
+        for parameter in bucket.ends:
+            assert bucket.start <= layout.starts[parameter] + parameters[parameter][0] <= bucket.flags
 
 
 def limit(before: int, behind: int, largest: int, end_ratio: int) -> int:
@@ -146,34 +148,34 @@ def limit(before: int, behind: int, largest: int, end_ratio: int) -> int:
 
 def allowed(buckets: list[BucketSlice], largest: int, end_ratio: int) -> list[int]:
     """Bytes of gradients that each bucket of one memory may hold."""
-    sizes = [(one.flags - one.start) * one.dtype.itemsize for one in buckets]
+    sizes = [(bucket.flags - bucket.start) * bucket.dtype.itemsize for bucket in buckets]
     return [limit(sum(sizes[:at]), sum(sizes[at:]), largest, end_ratio) for at in range(len(sizes))]
 
 
 def by_dtype(buckets: tuple[BucketSlice, ...]) -> list[list[BucketSlice]]:
     """Buckets of each memory, in their order there."""
-    order = sorted(buckets, key=lambda one: one.start)
-    return [[one for one in order if one.dtype is dtype] for dtype in {one.dtype for one in buckets}]
+    order = sorted(buckets, key=lambda bucket: bucket.start)
+    return [[bucket for bucket in order if bucket.dtype is dtype] for dtype in {bucket.dtype for bucket in buckets}]
 
 
 def test_buckets_are_small_at_both_ends() -> None:
     """60 gradients of a cache line, or one as large as all, in buckets of 16; the first and the last hold 2."""
     holds = [2, 4, 12, 16, 16, 6, 2, 2]
     layout = plan_memory([(16, FLOAT)] * 60, range(60), 16 * ALIGNMENT, (), 8)
-    assert [len(one.parameters) for one in layout.buckets] == holds
+    assert [len(bucket.parameters) for bucket in layout.buckets] == holds
     layout = plan_memory([(16 * 60, FLOAT)], [0], 16 * ALIGNMENT, (), 8)
-    assert [(one.flags - one.start) // 16 for one in layout.buckets] == holds
+    assert [(bucket.flags - bucket.start) // 16 for bucket in layout.buckets] == holds
 
 
 @given(cases(), END_RATIO)
 def test_a_bucket_is_no_larger_than_allowed(case: Case, end_ratio: int) -> None:
     parameters, order, largest = case
     for buckets in by_dtype(plan_memory(parameters, order, largest, (), end_ratio).buckets):
-        cut = Counter(number for bucket in buckets for number in bucket.parameters)
+        cut = Counter(parameter for bucket in buckets for parameter in bucket.parameters)
         for bucket, most in zip(buckets, allowed(buckets, largest, end_ratio), strict=True):
             size = bucket.dtype.itemsize
-            whole = cut[bucket.parameters[0]] == 1
-            assert (bucket.flags - bucket.start) * size <= (most if whole else limit(0, 0, largest, 1))
+            uncut = cut[bucket.parameters[0]] == 1
+            assert (bucket.flags - bucket.start) * size <= (most if uncut else limit(0, 0, largest, 1))
             assert bucket.nbytes == (bucket.flags - bucket.start) * size + aligned(len(bucket.ends) * size)
 
 
@@ -183,7 +185,7 @@ def test_no_bucket_is_closed_before_it_has_to_be(case: Case, end_ratio: int) -> 
     parameters, order, largest = case
     sizes = [aligned(length * dtype.itemsize) for length, dtype in parameters]
     for buckets in by_dtype(plan_memory(parameters, order, largest, (), end_ratio).buckets):
-        cut = Counter(number for bucket in buckets for number in bucket.parameters)
+        cut = Counter(parameter for bucket in buckets for parameter in bucket.parameters)
         for (bucket, after), most in zip(pairwise(buckets), allowed(buckets, largest, end_ratio), strict=False):
             if cut[bucket.parameters[0]] == 1:
                 assert (bucket.flags - bucket.start) * bucket.dtype.itemsize + sizes[after.parameters[0]] > most
@@ -196,7 +198,7 @@ def test_a_gradient_that_is_larger_than_a_bucket_is_cut_in_proportion_to_what_bu
     parameters, order, largest = case
     for buckets in by_dtype(plan_memory(parameters, order, largest, (), end_ratio).buckets):
         parts: dict[int, list[int]] = {}
-        before, behind = 0, sum((one.flags - one.start) * one.dtype.itemsize for one in buckets)
+        before, behind = 0, sum((bucket.flags - bucket.start) * bucket.dtype.itemsize for bucket in buckets)
         for bucket in buckets:
             parts.setdefault(bucket.parameters[0], []).append((bucket.flags - bucket.start) * bucket.dtype.itemsize)
         for sizes in parts.values():
@@ -217,11 +219,11 @@ def test_only_gradients_larger_than_a_bucket_are_split_into_equal_parts(
     parameters, order, largest = case
     max_elements = max(ALIGNMENT, largest // ALIGNMENT * ALIGNMENT)
     layout = plan_memory(parameters, order, largest)
-    for number, (length, dtype) in enumerate(parameters):
-        of = [bucket for bucket in layout.buckets if number in bucket.parameters]
+    for parameter, (length, dtype) in enumerate(parameters):
+        of = [bucket for bucket in layout.buckets if parameter in bucket.parameters]
         assert len(of) == max(1, -(-aligned(length * dtype.itemsize) // max_elements))
         if len(of) > 1:
-            assert all(bucket.parameters == (number,) for bucket in of)
+            assert all(bucket.parameters == (parameter,) for bucket in of)
             parts = [(bucket.flags - bucket.start) * dtype.itemsize for bucket in of]
             assert max(parts) - min(parts) <= ALIGNMENT
 
@@ -230,10 +232,10 @@ def test_only_gradients_larger_than_a_bucket_are_split_into_equal_parts(
 def test_buckets_are_in_the_order_in_which_they_fill(case: Case, end_ratio: int) -> None:
     parameters, order, largest = case
     layout = plan_memory(parameters, order, largest, (), end_ratio)
-    full = [max(order.index(number) for number in bucket.parameters) for bucket in layout.buckets]
+    full = [max(order.index(parameter) for parameter in bucket.parameters) for bucket in layout.buckets]
     assert full == sorted(full)
-    for number in range(len(parameters)):
-        parts = [bucket.start for bucket in layout.buckets if number in bucket.parameters]
+    for parameter in range(len(parameters)):
+        parts = [bucket.start for bucket in layout.buckets if parameter in bucket.parameters]
         assert parts == sorted(parts)
 
 
@@ -257,5 +259,5 @@ def test_the_required_elements_of_many_parameters_are_little_more_than_theirs(la
 def test_parameters_that_are_split_over_other_numbers_of_ranks_share_no_bucket() -> None:
     parameters = [(40, FLOAT), (3, FLOAT), (5, FLOAT)]
     layout = plan_memory(parameters, [2, 1, 0], 1 << 20, counts=[1, 2, 1])
-    assert [(one.parameters, one.parts) for one in layout.buckets] == [((1,), 2), ((2, 0), 1)]
+    assert [(bucket.parameters, bucket.parts) for bucket in layout.buckets] == [((1,), 2), ((2, 0), 1)]
     assert set(layout.lengths) == {(FLOAT, 1), (FLOAT, 2)} == set(required_elements(parameters, [1, 2, 1]))

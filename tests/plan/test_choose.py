@@ -71,8 +71,8 @@ def at(ratio: float, latency: float = 5e-5) -> Cost:
     return Cost(latency, ratio * NETWORK.whole / sum(PARAMETERS))
 
 
-def summary(found: Sequence[Candidate]) -> list[tuple[str, int]]:
-    return [(one.setting.overlap, one.setting.bucket_bytes // MIB) for one in found]
+def summary(ranked: Sequence[Candidate]) -> list[tuple[str, int]]:
+    return [(candidate.setting.overlap, candidate.setting.bucket_bytes // MIB) for candidate in ranked]
 
 
 @cache
@@ -92,13 +92,13 @@ def choice(ratio: float = 1, latency: float = 5e-5) -> Sequence[Candidate]:
 )
 def test_the_choice_for_a_network(ratio: float, best: tuple[str, int], end_ratio: int, most: float) -> None:
     """All hides while communication takes half of what computing takes, and even at 1 but for what w6 sticks out."""
-    found = choice(ratio)
-    assert summary(found)[0] == best
-    assert found[0].setting.end_ratio == end_ratio
-    assert summary(found)[-1] == ("none", 128)
-    assert found[0].prediction.step < most * NETWORK.whole
-    assert found[0].prediction.step < 1.01 * bound(NETWORK, PARAMETERS, at(ratio))
-    assert found[-1].prediction.step == pytest.approx((1 + ratio) * NETWORK.whole, rel=0.01)
+    ranked = choice(ratio)
+    assert summary(ranked)[0] == best
+    assert ranked[0].setting.end_ratio == end_ratio
+    assert summary(ranked)[-1] == ("none", 128)
+    assert ranked[0].prediction.step < most * NETWORK.whole
+    assert ranked[0].prediction.step < 1.01 * bound(NETWORK, PARAMETERS, at(ratio))
+    assert ranked[-1].prediction.step == pytest.approx((1 + ratio) * NETWORK.whole, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_the_choice_for_a_network(ratio: float, best: tuple[str, int], end_ratio
 )
 def test_the_choice_without_deferred_waiting(ratio: float, order: list[tuple[str, int]]) -> None:
     """A funnel holds up the only thread that computes, so it hides nothing: it is as good as none, which is simpler."""
-    found = candidates(ask(NETWORK, loads, at(ratio), deferred=False))
-    assert summary(found) == order
-    assert all(one.setting.sequence == () for one in found)
+    ranked = candidates(ask(NETWORK, loads, at(ratio), deferred=False))
+    assert summary(ranked) == order
+    assert all(candidate.setting.sequence == () for candidate in ranked)
 
 
 def test_small_buckets_at_both_ends_of_large_ones_are_chosen_if_they_are_faster() -> None:
@@ -121,10 +121,10 @@ def test_small_buckets_at_both_ends_of_large_ones_are_chosen_if_they_are_faster(
     best = choice(1, 2e-3)[0]
     equal = [predicted(inputs, Setting("chain", size)) for size in BUCKET_SIZES]
     assert best.setting.end_ratio > 1
-    assert best.prediction.step < 0.98 * min(one.prediction.step for one in equal)
+    assert best.prediction.step < 0.98 * min(candidate.prediction.step for candidate in equal)
     buckets = inputs.buckets(best.setting.bucket_bytes, best.setting.end_ratio)
     assert sorted(best.costs.layout.buckets) == sorted(buckets)
-    middle = max(one.nbytes for one in buckets)
+    middle = max(bucket.nbytes for bucket in buckets)
     assert max(buckets[0].nbytes, buckets[-1].nbytes) < middle / 2
 
 
@@ -136,7 +136,7 @@ def test_the_same_in_equal_buckets() -> None:
     assert (equal.setting.overlap, equal.setting.end_ratio) == ("chain", 1)
     steps = [predicted(inputs, Setting("chain", size)).prediction.step for size in BUCKET_SIZES]
     assert min(steps) <= equal.prediction.step <= min(steps) * BUCKETS_TIE_RATIO
-    assert all(one.setting.bucket_bytes != equal.setting.bucket_bytes for one in variants(equal, inputs))
+    assert all(variant.setting.bucket_bytes != equal.setting.bucket_bytes for variant in variants(equal, inputs))
 
 
 def test_a_given_size_is_that_of_all_buckets() -> None:
@@ -150,13 +150,13 @@ def test_buckets_of_one_node_are_equal(ratio: float) -> None:
     """No link is kept busy there, and the cores that compute pay for each further bucket."""
     inputs = ask(NETWORK, loads, at(ratio, latency=2e-3))
     assert choice(ratio, 2e-3)[0].setting.end_ratio > 1
-    assert {one.setting.end_ratio for one in candidates(inputs._replace(nodes=1))} == {1}
+    assert {candidate.setting.end_ratio for candidate in candidates(inputs._replace(nodes=1))} == {1}
 
 
 def test_a_setting_is_predicted_again_with_other_inputs() -> None:
-    found = choice()[0]
-    assert predicted(ask(NETWORK, loads, at(1)), found.setting) == found
-    assert predicted(ask(NETWORK, loads, at(0)), found.setting).prediction.step < found.prediction.step
+    best = choice()[0]
+    assert predicted(ask(NETWORK, loads, at(1)), best.setting) == best
+    assert predicted(ask(NETWORK, loads, at(0)), best.setting).prediction.step < best.prediction.step
 
 
 def test_the_same_in_finer_and_coarser_buckets() -> None:
@@ -178,13 +178,13 @@ def test_a_long_latency_wants_larger_buckets() -> None:
 
 
 def test_only_a_chain_with_a_deferred_wait_reorders_buckets() -> None:
-    found = choice()
-    order = {one.setting.overlap: one.setting.sequence for one in found}
+    ranked = choice()
+    order = {candidate.setting.overlap: candidate.setting.sequence for candidate in ranked}
     assert [name for name in order if order[name]] == ["chain"]
-    chain = found[0]
+    chain = ranked[0]
     buckets = loads(chain.setting.bucket_bytes, chain.setting.end_ratio)
     assert sorted(order["chain"]) == list(range(len(buckets)))
-    sent = [buckets[number] for number in order["chain"]]
+    sent = [buckets[index] for index in order["chain"]]
     assert chained(sent, at(1)) == chain.prediction
     as_they_fill = chained(buckets, at(1))
     assert chain.prediction.step < 0.9 * as_they_fill.step
@@ -193,38 +193,38 @@ def test_only_a_chain_with_a_deferred_wait_reorders_buckets() -> None:
 def test_a_sharded_rule_orders_halves_in_a_chain() -> None:
     """All weights gathered after all gradients leave the link idle while the first layers are computed."""
     inputs = ask(NETWORK, loads, at(1))._replace(rule=Sharded(), ranks=4)
-    found = {one.setting.overlap: one for one in candidates(inputs)}
-    assert [name for name, one in found.items() if one.setting.halves] == ["chain"]
-    setting, prediction = found["chain"].setting, found["chain"].prediction
+    by_overlap = {candidate.setting.overlap: candidate for candidate in candidates(inputs)}
+    assert [name for name, candidate in by_overlap.items() if candidate.setting.halves] == ["chain"]
+    setting, prediction = by_overlap["chain"].setting, by_overlap["chain"].prediction
     buckets = loads(setting.bucket_bytes, setting.end_ratio)
     assert sorted(setting.halves) == sorted(2 * [*range(1, len(buckets) + 1)])
     assert tuple(dict.fromkeys(setting.halves)) == tuple(range(1, len(buckets) + 1))
     assert sorted(setting.sequence) == list(range(len(buckets)))
     assert prediction.step < 1.05 * choice()[0].prediction.step
-    layout = layout_of(NETWORK, [buckets[number] for number in setting.sequence], True, 4)
+    layout = layout_of(NETWORK, [buckets[index] for index in setting.sequence], True, 4)
     at_the_end = predict(Sharded(overlap="chain"), Costs(layout, NETWORK, at(1)))
     assert at_the_end.step > 1.05 * prediction.step
 
 
 def test_only_given_options_are_considered() -> None:
     rule = BSP(Exchange(bucket_bytes=2 * MIB), "concurrent", 3)
-    found = candidates(ask(NETWORK, loads, at(1))._replace(rule=rule))
-    assert summary(found) == [("concurrent", 2)]
-    assert found[0].setting.outstanding == 3
+    ranked = candidates(ask(NETWORK, loads, at(1))._replace(rule=rule))
+    assert summary(ranked) == [("concurrent", 2)]
+    assert ranked[0].setting.outstanding == 3
 
 
 @pytest.mark.parametrize("deferred", [True, False])
 def test_none_is_chosen_when_nothing_can_be_hidden(deferred: bool) -> None:
     """One layer: its gradient comes when all is computed, and it is needed at once. All are equal, up to rounding."""
-    found = candidates(ask(Computing((0.0,), (1.0,), 1.0), lambda *_: [Bucket(100, (0,))], Cost(0.0, 1e-3), deferred))
-    assert [one.setting.overlap for one in found] == SEARCHED
-    assert [one.prediction.step for one in found] == pytest.approx([1.1] * 4)
+    ranked = candidates(ask(Computing((0.0,), (1.0,), 1.0), lambda *_: [Bucket(100, (0,))], Cost(0.0, 1e-3), deferred))
+    assert [candidate.setting.overlap for candidate in ranked] == SEARCHED
+    assert [candidate.prediction.step for candidate in ranked] == pytest.approx([1.1] * 4)
 
 
 @pytest.mark.parametrize("deferred", [True, False])
 def test_the_largest_buckets_and_the_simplest_overlap_are_chosen_when_exchange_costs_nothing(deferred: bool) -> None:
-    found = candidates(ask(NETWORK, loads, Cost(0.0, 0.0), deferred))
-    assert [one.setting[:2] for one in found] == [(name, max(BUCKET_SIZES)) for name in SEARCHED]
+    ranked = candidates(ask(NETWORK, loads, Cost(0.0, 0.0), deferred))
+    assert [candidate.setting[:2] for candidate in ranked] == [(name, max(BUCKET_SIZES)) for name in SEARCHED]
 
 
 def test_larger_buckets_are_preferred_when_they_are_about_as_good() -> None:
@@ -233,17 +233,17 @@ def test_larger_buckets_are_preferred_when_they_are_about_as_good() -> None:
     cut: dict[int, list[Bucket]] = {4: [Bucket(4, (0,))], 2: [Bucket(2, (0,))] * 2, 1: [Bucket(1, (0,))] * 4}
     for latency in (0.0, 1e-3):
         inputs = ask(one_layer, lambda size, _: cut[size], Cost(latency, 0.1))
-        found = candidates(inputs._replace(rule=BSP(overlap="chain")), [2, 4, 1])
-        assert found[0].setting.bucket_bytes == 4
+        ranked = candidates(inputs._replace(rule=BSP(overlap="chain")), [2, 4, 1])
+        assert ranked[0].setting.bucket_bytes == 4
 
 
 def test_smaller_buckets_are_chosen_when_they_are_clearly_better() -> None:
     """w1 hides but for what comes with w0."""
     two = Computing((0.0, 0.5), (2.0, 1.0), 2.0)
     parts = {8: [Bucket(8, (0, 1))], 4: [Bucket(4, (1,)), Bucket(4, (0,))]}
-    found = candidates(ask(two, lambda size, _: parts[size], Cost(0.0, 0.1)), sizes=[4, 8])
-    assert found[0].setting.bucket_bytes == 4
-    assert found[0].prediction.step == pytest.approx(2.4)
+    ranked = candidates(ask(two, lambda size, _: parts[size], Cost(0.0, 0.1)), sizes=[4, 8])
+    assert ranked[0].setting.bucket_bytes == 4
+    assert ranked[0].prediction.step == pytest.approx(2.4)
 
 
 @settings(max_examples=20)
@@ -269,28 +269,28 @@ def test_the_first_is_about_the_fastest_and_no_simpler_one_is(
         return [Bucket(bucket.nbytes, bucket.parameters) for bucket in buckets]
 
     sizes = BUCKET_SIZES[::3]
-    found = candidates(ask(computing, cut, cost, deferred), sizes=sizes)
-    assert sorted(one.setting.overlap for one in found) == sorted(SEARCHED)
-    near = min(one.prediction.step for one in found) * TIE_RATIO
-    first = found[0]
+    ranked = candidates(ask(computing, cut, cost, deferred), sizes=sizes)
+    assert sorted(candidate.setting.overlap for candidate in ranked) == sorted(SEARCHED)
+    near = min(candidate.prediction.step for candidate in ranked) * TIE_RATIO
+    first = ranked[0]
     assert first.prediction.step <= near
     simpler = SEARCHED[: SEARCHED.index(first.setting.overlap)]
-    assert all(one.prediction.step > near for one in found if one.setting.overlap in simpler)
-    beyond = [one.prediction.step for one in found if one.prediction.step > near]
-    assert beyond == sorted(beyond) == [one.prediction.step for one in found[len(found) - len(beyond) :]]
-    for one in found:
+    assert all(candidate.prediction.step > near for candidate in ranked if candidate.setting.overlap in simpler)
+    beyond = [candidate.prediction.step for candidate in ranked if candidate.prediction.step > near]
+    assert beyond == sorted(beyond) == [candidate.prediction.step for candidate in ranked[len(ranked) - len(beyond) :]]
+    for candidate in ranked:
         inputs = ask(computing, cut, cost, deferred)
         every = [
-            predicted(inputs, Setting(one.setting.overlap, size, outstanding=count, end_ratio=ratio))
+            predicted(inputs, Setting(candidate.setting.overlap, size, outstanding=count, end_ratio=ratio))
             for size in sizes
             for count in OUTSTANDING
-            for ratio in end_ratios(one.setting.overlap, sizes, 2)
+            for ratio in end_ratios(candidate.setting.overlap, sizes, 2)
         ]
         fastest = min(each.prediction.step for each in every)
         good = [each for each in every if each.prediction.step <= fastest * BUCKETS_TIE_RATIO]
         fewest = min(len(each.costs.layout.buckets) for each in good)
         largest = max(each.setting.bucket_bytes for each in good if len(each.costs.layout.buckets) == fewest)
-        assert (len(one.costs.layout.buckets), one.setting.bucket_bytes) == (fewest, largest)
+        assert (len(candidate.costs.layout.buckets), candidate.setting.bucket_bytes) == (fewest, largest)
 
 
 def test_a_rule_that_leaves_all_open_has_all_to_choose_from() -> None:
@@ -324,8 +324,8 @@ def test_the_initial_setting_has_as_many_buckets_as_the_rule_needs() -> None:
     assert initial_setting(BSP(), loads, 4) == Setting("chain", INITIAL_BUCKET_BYTES, (), OUTSTANDING[0])
     assert initial_setting(BSP(), loads, 1).overlap == "none"
     assert initial_setting(BSP(Exchange(bucket_bytes=5), "funnel", 3), loads, 4) == Setting("funnel", 5, (), 3)
-    found = initial_setting(DiLoCo(every=128, fragments=50), loads, 4).bucket_bytes
-    assert len(loads(found)) >= 50 > len(loads(2 * found))
+    bucket_bytes = initial_setting(DiLoCo(every=128, fragments=50), loads, 4).bucket_bytes
+    assert len(loads(bucket_bytes)) >= 50 > len(loads(2 * bucket_bytes))
 
 
 BYTES = Cost(0.0, 1.0)
@@ -344,8 +344,8 @@ def computings(draw: st.DrawFn) -> Computing:
     count, forward = draw(st.integers(1, 5)), draw(st.integers(0, 9))
     needed = draw(st.lists(st.integers(0, forward), min_size=count, max_size=count))
     ready = draw(st.lists(st.integers(forward, forward + 18), min_size=count, max_size=count))
-    whole = max(ready) + draw(st.integers(0, 2))
-    return Computing(tuple(map(float, needed)), tuple(map(float, ready)), float(whole))
+    total = max(ready) + draw(st.integers(0, 2))
+    return Computing(tuple(map(float, needed)), tuple(map(float, ready)), float(total))
 
 
 @st.composite
@@ -359,13 +359,13 @@ def networks(draw: st.DrawFn, largest: int = 12) -> tuple[Computing, list[int]]:
 def filled(computing: Computing, sizes: Sequence[int], largest: int) -> list[Bucket]:
     """Buckets of at most so many bytes as they fill; larger parameters are cut."""
     loads: list[Bucket] = []
-    for number in sorted(range(len(sizes)), key=lambda number: computing.ready[number]):
-        left = sizes[number]
+    for parameter in sorted(range(len(sizes)), key=lambda parameter: computing.ready[parameter]):
+        left = sizes[parameter]
         while left > 0:
             if not loads or loads[-1].nbytes >= largest:
                 loads.append(Bucket(0, ()))
             part = min(left, largest - loads[-1].nbytes)
-            loads[-1] = Bucket(loads[-1].nbytes + part, (*loads[-1].parameters, number))
+            loads[-1] = Bucket(loads[-1].nbytes + part, (*loads[-1].parameters, parameter))
             left -= part
     return loads
 
@@ -376,7 +376,7 @@ def test_the_bucket_needed_first_passes_large_ones() -> None:
     names = ["fc8", "fc7", "fc6a", "fc6b", "fc6c", "fc6d", "conv2", "conv1"]
     loads = [Bucket(1, (4,)), Bucket(1, (3,)), *[Bucket(2, (2,))] * 4, Bucket(1, (1,)), Bucket(1, (0,))]
     order = sequence(computing, loads, BYTES)
-    assert [names[number] for number in order] == ["fc8", "fc7", "fc6a", "fc6b", "conv2", "conv1", "fc6c", "fc6d"]
+    assert [names[index] for index in order] == ["fc8", "fc7", "fc6a", "fc6b", "conv2", "conv1", "fc6c", "fc6d"]
 
 
 def test_four_layers() -> None:
@@ -403,15 +403,15 @@ def test_the_ready_bucket_that_is_needed_first_is_next(
     loads = filled(*network, largest)
     order = sequence(computing, loads, cost)
     assert sorted(order) == list(range(len(loads)))
-    there = [max(computing.ready[one] for one in load.parameters) for load in loads]
-    due = [min(computing.needed[one] for one in load.parameters) for load in loads]
+    there = [max(computing.ready[parameter] for parameter in load.parameters) for load in loads]
+    due = [min(computing.needed[parameter] for parameter in load.parameters) for load in loads]
     now, left = 0.0, set(order)
-    for number in order:
-        now = max(now, min(there[one] for one in left))
-        assert there[number] <= now
-        assert due[number] == min(due[one] for one in left if there[one] <= now)
-        left.remove(number)
-        now += cost.seconds(loads[number].nbytes)
+    for index in order:
+        now = max(now, min(there[pending] for pending in left))
+        assert there[index] <= now
+        assert due[index] == min(due[pending] for pending in left if there[pending] <= now)
+        left.remove(index)
+        now += cost.seconds(loads[index].nbytes)
 
 
 def test_all_gathers_go_where_the_link_would_be_idle() -> None:
@@ -420,9 +420,9 @@ def test_all_gathers_go_where_the_link_would_be_idle() -> None:
     names = ["8", "7", "6a", "6b", "2", "1"]
     loads = [Bucket(2, (4,)), Bucket(2, (3,)), Bucket(2, (2,)), Bucket(2, (2,)), Bucket(2, (1,)), Bucket(2, (0,))]
     seen, halves = set[int](), list[str]()
-    for number in sequence(computing, loads, BYTES, 0.25):
-        halves.append(("g" if number in seen else "r") + names[number])
-        seen.add(number)
+    for index in sequence(computing, loads, BYTES, 0.25):
+        halves.append(("g" if index in seen else "r") + names[index])
+        seen.add(index)
     assert " ".join(halves) == "r6a r6b g6a g6b r7 g7 r8 g8 r2 g2 r1 g1"
 
 
@@ -435,26 +435,28 @@ def test_the_half_that_is_ready_and_needed_first_is_next(
     loads = filled(*network, largest)
     order = sequence(computing, loads, cost, 0.5)
     assert sorted(order) == sorted(2 * [*range(len(loads))])
-    there = {(one, 0): max(computing.ready[at] for at in load.parameters) for one, load in enumerate(loads)}
-    due = [min(computing.needed[at] for at in load.parameters) for load in loads]
+    there = {
+        (index, 0): max(computing.ready[parameter] for parameter in load.parameters) for index, load in enumerate(loads)
+    }
+    due = [min(computing.needed[parameter] for parameter in load.parameters) for load in loads]
     now = 0.0
-    for number in order:
+    for index in order:
         now = max(now, min(there.values()))
         while True:
-            _, _, first = min((due[one], turn, one) for (one, turn), ready in there.items() if ready <= now)
+            _, _, first = min((due[pending], turn, pending) for (pending, turn), ready in there.items() if ready <= now)
             ends = now + cost.seconds(loads[first].nbytes) / 2
-            gathers = [(due[one], ready) for (one, turn), ready in there.items() if turn == 1]
+            gathers = [(due[pending], ready) for (pending, turn), ready in there.items() if turn == 1]
             urgent = [ready for needed, ready in gathers if needed < due[first] and now < ready < ends]
             if not urgent:
                 break
             now = min(urgent)
-        half = 0 if (number, 0) in there else 1
-        assert there[number, half] <= now
-        assert due[number] == due[first]
-        del there[number, half]
-        now += cost.seconds(loads[number].nbytes) / 2
+        half = 0 if (index, 0) in there else 1
+        assert there[index, half] <= now
+        assert due[index] == due[first]
+        del there[index, half]
+        now += cost.seconds(loads[index].nbytes) / 2
         if not half:
-            there[number, 1] = now + 0.5 * update * loads[number].nbytes
+            there[index, 1] = now + 0.5 * update * loads[index].nbytes
 
 
 def test_the_link_waits_for_an_update_of_a_first_layer() -> None:
@@ -504,7 +506,7 @@ def test_no_step_is_predicted_to_be_below_the_bound(
         for deferred in (True, False):
             assert step_of(computing, loads, cost, overlap, deferred) >= least
     for order in (sequence(computing, loads, cost), data.draw(st.permutations(range(len(loads))))):
-        sent = [loads[number] for number in order]
+        sent = [loads[index] for index in order]
         assert step_of(computing, sent, cost) >= least
 
 
@@ -525,7 +527,7 @@ def test_buckets_of_one_byte_reach_the_bound(network: tuple[Computing, list[int]
     """Gradients come at whole seconds, and a byte takes one: cut so, nothing that is urgent ever waits."""
     computing, sizes = network
     loads = filled(computing, sizes, 1)
-    sent = [loads[number] for number in sequence(computing, loads, BYTES)]
+    sent = [loads[index] for index in sequence(computing, loads, BYTES)]
     reached = step_of(computing, sent, BYTES)
     assert reached == bound(computing, sizes, BYTES)
 
@@ -533,17 +535,17 @@ def test_buckets_of_one_byte_reach_the_bound(network: tuple[Computing, list[int]
 @settings(deadline=None, max_examples=60)
 @given(computings(), st.lists(st.integers(0, 4), max_size=6))
 def test_the_bound_is_the_best_of_all_orders_of_all_pieces(computing: Computing, pieces: list[int]) -> None:
-    pieces = [number % len(computing.needed) for number in pieces]
+    pieces = [piece % len(computing.needed) for piece in pieces]
 
     def step(order: Sequence[int]) -> float:
         now, late = 0.0, 0.0
-        for number in order:
-            now = max(now, computing.ready[number]) + 1
-            late = max(late, now - computing.needed[number] - computing.whole)
+        for parameter in order:
+            now = max(now, computing.ready[parameter]) + 1
+            late = max(late, now - computing.needed[parameter] - computing.whole)
         return computing.whole + late
 
     best = min(step(order) for order in set(permutations(pieces)))
-    assert bound(computing, [pieces.count(number) for number in range(len(computing.needed))], BYTES) == best
+    assert bound(computing, [pieces.count(parameter) for parameter in range(len(computing.needed))], BYTES) == best
 
 
 @pytest.mark.parametrize("per_byte", [1e-9, 0.1, 1 / 3])

@@ -40,22 +40,22 @@ def case(placement: Placement, collective: str = "allreduce", wire: str | None =
 
 def test_the_worked_example() -> None:
     plain = CollectiveCase("allreduce", one_rank_per_node(4), ScheduleTable({}, shaped(10e9)), "bfloat16")
-    (found,) = price_schedule(plain, "ring", [1_000_000])
-    assert (found.rounds, found.sent_bytes) == (6, 750_000)
+    (priced,) = price_schedule(plain, "ring", [1_000_000])
+    assert (priced.rounds, priced.sent_bytes) == (6, 750_000)
     assert plain.bound(1_000_000) == pytest.approx(0.6e-3)
     sums = 750_000 * float(plain.table.network.gamma)
-    assert found.seconds == pytest.approx(0.6e-3 + 6 * float(plain.table.network.alpha) + sums)
+    assert priced.seconds == pytest.approx(0.6e-3 + 6 * float(plain.table.network.alpha) + sums)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_all_schedules_of_the_collective_are_priced_or_left_out(collective: str) -> None:
-    one, several = case(one_rank_per_node(8), collective), case(regular(2, 4, 2), collective)
+    single, several = case(one_rank_per_node(8), collective), case(regular(2, 4, 2), collective)
     offered = {name for name in names() if getattr(find(name, several.placement), collective) is not None}
-    for each in (one, several):
+    for each in (single, several):
         kept, left_out = schedules_of(each)
         assert set(kept) | {name for some in left_out for name in some.schedules} == offered
     assert schedules_of(several) == ([name for name in names() if name in offered], [])
-    assert not any("/round" in name or name.startswith(("hier", "leader")) for name in schedules_of(one)[0])
+    assert not any("/round" in name or name.startswith(("hier", "leader")) for name in schedules_of(single)[0])
 
 
 def test_chosen_schedules_are_kept() -> None:
@@ -66,14 +66,14 @@ def test_chosen_schedules_are_kept() -> None:
 def test_sizes_have_the_price_of_the_schedule(name: str) -> None:
     here = case(regular(2, 4, 1))
     algorithm = find(name, here.placement).allreduce
-    found = [row.seconds for row in price_schedule(here, name, [4096, BYTES])]
-    assert found == [float(price(algorithm, here.placement, here.table.network, n)) for n in (4096, BYTES)]
+    seconds = [row.seconds for row in price_schedule(here, name, [4096, BYTES])]
+    assert seconds == [float(price(algorithm, here.placement, here.table.network, n)) for n in (4096, BYTES)]
 
 
 def test_long_programs_are_examined_on_fewer_ranks() -> None:
     many = CollectiveCase("allreduce", one_rank_per_node(1024), ScheduleTable({}, shaped(10e9)))
-    (found,) = price_schedule(many, "ring", [BYTES])
-    assert found.seconds == pytest.approx(
+    (priced,) = price_schedule(many, "ring", [BYTES])
+    assert priced.seconds == pytest.approx(
         float(price(many.algorithm("ring"), many.placement, shaped(10e9), BYTES, [0]))
     )
 
@@ -83,9 +83,9 @@ def test_a_wire_halves_the_bytes_on_links_but_not_the_sums_nor_those_within_node
     assert narrow.bound(BYTES) == pytest.approx(plain.bound(BYTES) / 2)
     assert narrow.network().gamma == plain.network().gamma
     assert narrow.network(by_node=True).within_beta == plain.network().within_beta
-    sent = [price_schedule(one, "ring", [BYTES])[0].sent_bytes for one in (plain, narrow)]
+    sent = [price_schedule(priced_case, "ring", [BYTES])[0].sent_bytes for priced_case in (plain, narrow)]
     assert sent[1] == sent[0] / 2
-    by_node = [price_schedule(one, "hierarchical", [BYTES])[0].sent_bytes for one in (plain, narrow)]
+    by_node = [price_schedule(priced_case, "hierarchical", [BYTES])[0].sent_bytes for priced_case in (plain, narrow)]
     assert by_node[0] / 2 < by_node[1] < by_node[0]
 
 
@@ -124,9 +124,9 @@ def test_no_simulation_beats_the_bound(
     if name not in schedules_of(here)[0]:
         return
     done = simulate_schedule(here, name, nbytes)
-    whole = nbytes - nbytes % (4 * 48)  # shorter payloads are in chunks of unequal length, some of them empty
+    even_bytes = nbytes - nbytes % (4 * 48)  # shorter payloads are in chunks of unequal length, some of them empty
     assert done.seconds == max(done.ends)
-    assert done.seconds >= here.bound(whole) * (1 - 1e-6)
+    assert done.seconds >= here.bound(even_bytes) * (1 - 1e-6)
 
 
 @pytest.mark.parametrize("name", ["ring", "direct", "halving"])
@@ -171,7 +171,7 @@ def test_one_node_sends_nothing() -> None:
 
 def test_sums_take_the_time_of_memory_that_the_ranks_of_a_node_share() -> None:
     known = replace(MACHINE, node=NodeFacts(memory_bandwidth=1e10))
-    costs = [exchange_cost(one, 4, 1).cost.per_byte for one in (MACHINE, known)]
+    costs = [exchange_cost(machine, 4, 1).cost.per_byte for machine in (MACHINE, known)]
     assert costs[0] < costs[1]
 
 
@@ -235,19 +235,19 @@ def test_a_schedule_without_a_program_corrects_the_cheapest_one() -> None:
 
 
 def test_sharded_gradients_are_scattered_and_weights_are_gathered_unencoded() -> None:
-    whole = exchange_cost(MACHINE, 4, 1).cost.seconds(8 << 20)
-    assert exchange_cost(MACHINE, 4, 1, sharded=True).cost.seconds(8 << 20) == pytest.approx(whole, rel=0.01)
+    unsharded = exchange_cost(MACHINE, 4, 1).cost.seconds(8 << 20)
+    assert exchange_cost(MACHINE, 4, 1, sharded=True).cost.seconds(8 << 20) == pytest.approx(unsharded, rel=0.01)
     narrow = exchange_cost(MACHINE, 4, 1, "bfloat16", sharded=True).cost.seconds(8 << 20)
-    assert narrow == pytest.approx(0.75 * whole, rel=0.01)
+    assert narrow == pytest.approx(0.75 * unsharded, rel=0.01)
     rows = [
         row(4, 1 << 20, seconds, collective=collective, wire=wire)
         for collective, wire, seconds in (("reduce_scatter", "bfloat16", 1.0), ("all_gather", "float32", 2.0))
     ]
-    found = [
+    costs = [
         exchange_cost(replace(MACHINE, collectives=tuple(some)), 4, 1, "bfloat16", True) for some in (rows, rows[:1])
     ]
-    assert found[0].cost.seconds(1 << 20) == pytest.approx(3.0)
-    assert [one.basis for one in found] == ["measured", "estimated"]
+    assert costs[0].cost.seconds(1 << 20) == pytest.approx(3.0)
+    assert [cost.basis for cost in costs] == ["measured", "estimated"]
 
 
 def test_a_slow_link_among_the_nodes_slows_all() -> None:
@@ -267,8 +267,8 @@ def test_a_slow_link_in_measured_rows_counts_once() -> None:
 
     known = replace(slow, collectives=tuple(row(4, nbytes, 1.2 * of_ring(4, nbytes)) for nbytes in sizes))
     for nodes, basis in ((2, "corrected"), (4, "measured"), (8, "corrected")):
-        schedule, cost, found = exchange_cost(known, nodes, 1)
-        assert (schedule, found) == ("ring", basis)
+        schedule, cost, cost_basis = exchange_cost(known, nodes, 1)
+        assert (schedule, cost_basis) == ("ring", basis)
         for nbytes in sizes:
             assert cost.seconds(nbytes) == pytest.approx(1.2 * of_ring(nodes, nbytes), rel=1e-4)
     assert of_ring(4, 8 << 20) > 2 * of_ring(2, 8 << 20)

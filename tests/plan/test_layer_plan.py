@@ -13,7 +13,7 @@ from unisono.plan.layer_plan import Split, make_plan
 
 
 @pytest.mark.parametrize(
-    ("words", "split"),
+    ("text", "split"),
     [
         ("column", Split("column")),
         ("row 4", Split("row", 4)),
@@ -23,8 +23,8 @@ from unisono.plan.layer_plan import Split, make_plan
         ("column takes own", Split("column")),
     ],
 )
-def test_words_are_a_split(words: str, split: Split) -> None:
-    assert make_plan({"fc1": words}) == {"fc1": split} == make_plan({"fc1": split})
+def test_words_are_a_split(text: str, split: Split) -> None:
+    assert make_plan({"fc1": text}) == {"fc1": split} == make_plan({"fc1": split})
 
 
 @given(
@@ -48,13 +48,13 @@ def test_sizes_that_are_left_out_are_given() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["", "diagonal 2", "column two", "column 2 gives", "column 2 gives half", "row 2 takes part takes part"]
+    "text", ["", "diagonal 2", "column two", "column 2 gives", "column 2 gives half", "row 2 takes part takes part"]
 )
-def test_other_words_are_refused(words: str) -> None:
+def test_other_words_are_refused(text: str) -> None:
     with pytest.raises(
-        UsageError, match=rf"the plan of layer 'fc1' is '{words}'; it reads like \"column 2 gives part\""
+        UsageError, match=rf"the plan of layer 'fc1' is '{text}'; it reads like \"column 2 gives part\""
     ):
-        make_plan({"fc1": words})
+        make_plan({"fc1": text})
 
 
 def test_values_that_are_no_split_are_refused() -> None:
@@ -67,7 +67,7 @@ def test_values_that_are_no_split_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("style", "words"),
+    ("style", "text"),
     [
         (ColwiseParallel(), "column gives part"),
         (ColwiseParallel(output_layouts=Replicate()), "column"),
@@ -77,8 +77,8 @@ def test_values_that_are_no_split_are_refused() -> None:
         (RowwiseParallel(output_layouts=Shard(-1)), "row takes part gives part"),
     ],
 )
-def test_styles_of_dtensor_are_splits(style: object, words: str) -> None:
-    assert make_plan({"fc1": style}) == make_plan({"fc1": words})
+def test_styles_of_dtensor_are_splits(style: object, text: str) -> None:
+    assert make_plan({"fc1": style}) == make_plan({"fc1": text})
 
 
 def test_other_styles_are_refused() -> None:

@@ -57,16 +57,16 @@ def test_each_value_has_a_source_or_is_assumed(name: str) -> None:
 
 def test_computing_at_the_peak_is_assumed_in_words() -> None:
     """Without [efficiency], and without products or networks of which the rate is known."""
-    words = "computing at 100% of the peak: no efficiency is known"
-    both = {"efficiency.convolution": words, "efficiency.linear": words}
+    assumption = "computing at 100% of the peak: no efficiency is known"
+    both = {"efficiency.convolution": assumption, "efficiency.linear": assumption}
     machine = MachineFacts("bare", assumed={"link.latency": "a guess"})
     product = ProductRow("linear", 1, 1, 1, 1, 1e9, 1e9, 0.0)
     assert machine.assumptions == {"link.latency": "a guess", **both}
     known = replace(machine, efficiency=EfficiencyFacts(convolution=0.9), products=(product,))
     assert known.assumptions == machine.assumed
-    assert replace(known, products=()).assumptions == {**machine.assumed, "efficiency.linear": words}
+    assert replace(known, products=()).assumptions == {**machine.assumed, "efficiency.linear": assumption}
     for name in machine_names():
-        assert words not in find_machine(name).assumptions.values()
+        assert assumption not in find_machine(name).assumptions.values()
 
 
 def test_the_ratios_of_table_1() -> None:
@@ -125,7 +125,7 @@ ROW += '\nschedule = "ring"'
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("name = 3", "name = 3 is not a string"),
         ("", "name is missing; the whole has name, node, efficiency"),
@@ -171,17 +171,17 @@ ROW += '\nschedule = "ring"'
         ("name = ", "Invalid value"),
     ],
 )
-def test_files_that_are_no_machine(tmp_path: Path, text: str, words: str) -> None:
+def test_files_that_are_no_machine(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "broken.toml"
     file.write_text(text)
     with pytest.raises(UsageError, match=r"broken\.toml is no machine: ") as caught:
         find_machine(str(file))
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_slow_links_by_node() -> None:
-    found = parse_machine({"name": "x", "slow_links": {"3": 4.0, "12": 2}}, "x.toml")
-    assert found.slow_links == {3: 4.0, 12: 2.0}
+    machine = parse_machine({"name": "x", "slow_links": {"3": 4.0, "12": 2}}, "x.toml")
+    assert machine.slow_links == {3: 4.0, 12: 2.0}
     assert parse_machine({"name": "x"}, "x.toml").slow_links == {}
     for broken in (3, {"a": 4.0}, {"3": 0.5}, {"3": "4"}, {"3": True}, {"-1": 2.0}, {"1": float("inf")}):
         with pytest.raises(UsageError, match="slow_links"):
@@ -199,34 +199,36 @@ TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 
 
 ROWS = {
-    one.name: get_args(get_type_hints(MachineFacts)[one.name])[0] for one in fields(MachineFacts) if one.default == ()
+    field.name: get_args(get_type_hints(MachineFacts)[field.name])[0]
+    for field in fields(MachineFacts)
+    if field.default == ()
 }
 """Dataclass of each list of rows, by the attribute's name."""
 
 
 def values_of(kind: type[Any], complete: bool) -> st.SearchStrategy[Any]:
     """Instances of a table, which may lack values, or of a row, which lacks none."""
-    found = {}
+    strategies = {}
     named = {"nodes": st.integers(1, 8), "ranks": st.integers(8, 64), "schedule": st.sampled_from(["library", "ring"])}
-    for one in fields(kind):
-        some = {"int": WHOLE, "float": NUMBERS, "str": TEXTS, "tuple[str, ...]": st.lists(TEXTS).map(tuple)}[one.type]
-        some = named.get(one.name, some)
-        if one.metadata.get("one_of"):
-            some = st.sampled_from(one.metadata["one_of"])
-        if (least := one.metadata.get("at_least")) is not None:
+    for field in fields(kind):
+        some = {"int": WHOLE, "float": NUMBERS, "str": TEXTS, "tuple[str, ...]": st.lists(TEXTS).map(tuple)}[field.type]
+        some = named.get(field.name, some)
+        if field.metadata.get("one_of"):
+            some = st.sampled_from(field.metadata["one_of"])
+        if (least := field.metadata.get("at_least")) is not None:
             some = st.floats(min_value=least, max_value=1e15)
-        found[one.name] = some if complete or one.default is MISSING else st.just(one.default) | some
-    return st.builds(kind, **found)
+        strategies[field.name] = some if complete or field.default is MISSING else st.just(field.default) | some
+    return st.builds(kind, **strategies)
 
 
 @st.composite
 def machines(draw: st.DrawFn) -> MachineFacts:
     tables = {name: draw(values_of(kind, complete=False)) for name, kind in TABLES.items()}
     keys = [
-        f"{name}.{one.name}"
+        f"{name}.{field.name}"
         for name in TABLES
-        for one in fields(TABLES[name])
-        if getattr(tables[name], one.name) != one.default
+        for field in fields(TABLES[name])
+        if getattr(tables[name], field.name) != field.default
     ]
     reasons = st.dictionaries(st.sampled_from(keys), TEXTS) if keys else st.just({})
     return MachineFacts(
@@ -261,19 +263,19 @@ SOME_MACHINE = replace(find_machine("taihulight"), disk=DiskFacts(1e9), decoding
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_value_is_multiplied_and_all_others_stay(name: str) -> None:
     table, key = CHANGES[name]
-    found = changed_machine(SOME_MACHINE, f"{name}=2x")
-    assert getattr(getattr(found, table), key) == 2 * getattr(getattr(SOME_MACHINE, table), key)
-    assert found.name.endswith(f", {name}=2x")
-    back = changed_machine(found, f"{name}=0.5x")
+    changed = changed_machine(SOME_MACHINE, f"{name}=2x")
+    assert getattr(getattr(changed, table), key) == 2 * getattr(getattr(SOME_MACHINE, table), key)
+    assert changed.name.endswith(f", {name}=2x")
+    back = changed_machine(changed, f"{name}=0.5x")
     assert replace(back, name=SOME_MACHINE.name) == SOME_MACHINE
 
 
 @pytest.mark.parametrize(
-    "words", ["bandwidth", "bandwidth=2", "bandwidth=0x", "bandwidth=-1x", "bandwidth=infx", "speed=2x"]
+    "change", ["bandwidth", "bandwidth=2", "bandwidth=0x", "bandwidth=-1x", "bandwidth=infx", "speed=2x"]
 )
-def test_other_words_are_refused(words: str) -> None:
+def test_other_words_are_refused(change: str) -> None:
     with pytest.raises(UsageError, match="give a factor above 0 for bandwidth, "):
-        changed_machine(SOME_MACHINE, words)
+        changed_machine(SOME_MACHINE, change)
 
 
 @pytest.mark.parametrize("times", ["1e300x", "1e-300x"])

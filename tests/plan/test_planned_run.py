@@ -49,9 +49,9 @@ SAMPLES = SampleFacts(nbytes=1e5, pixels=1e5, from_disk=True)
 
 
 def test_the_worked_example() -> None:
-    found = loading_of(MACHINE, SAMPLES, 64, 1)
-    assert found == pytest.approx((0.032, 0.020, 0.0))
-    assert least_step(0.015, 0.0, found) == pytest.approx(0.032)
+    loading = loading_of(MACHINE, SAMPLES, 64, 1)
+    assert loading == pytest.approx((0.032, 0.020, 0.0))
+    assert least_step(0.015, 0.0, loading) == pytest.approx(0.032)
     memory = loading_of(MACHINE, SAMPLES._replace(from_disk=False), 64, 1)
     assert least_step(0.015, 0.0, memory) == pytest.approx(0.020)
     cores = loading_of(replace(MACHINE, node=NodeFacts(cores=8)), SAMPLES, 64, 1)
@@ -75,7 +75,7 @@ def test_a_step_waits_for_the_latest(computing: float, update: float, read: floa
 
 
 @pytest.mark.parametrize(
-    ("machine", "samples", "words"),
+    ("machine", "samples", "patterns"),
     [
         (MACHINE, SAMPLES, []),
         (MACHINE, SampleFacts(), ["--set samples.pixels=N"]),
@@ -87,14 +87,14 @@ def test_a_step_waits_for_the_latest(computing: float, update: float, read: floa
     ],
 )
 def test_what_is_not_known_takes_no_time_and_is_said(
-    machine: MachineFacts, samples: SampleFacts, words: list[str]
+    machine: MachineFacts, samples: SampleFacts, patterns: list[str]
 ) -> None:
     lines = unknown_rates(machine, samples)
-    assert len(lines) == len(words)
-    for line, part in zip(lines, words, strict=True):
+    assert len(lines) == len(patterns)
+    for line, part in zip(lines, patterns, strict=True):
         assert re.search(part, line)
-    found = loading_of(machine, samples, 64, 1)
-    assert (found.decoding == 0) == (not samples.pixels or any("decoding" in line for line in lines))
+    loading = loading_of(machine, samples, 64, 1)
+    assert (loading.decoding == 0) == (not samples.pixels or any("decoding" in line for line in lines))
 
 
 def test_samples_in_memory_are_shared_by_ranks() -> None:
@@ -114,9 +114,9 @@ RUN = PlannedRun(MachineFacts("example"), LAYERS, 2, BSP(), 32, 4, kept=2.0)
 
 
 def test_the_worked_example_of_memory() -> None:
-    found = rank_memory(RUN)
-    assert found == RankMemory(100, 100, 200, 0, 400)
-    assert found.total == 800
+    memory = rank_memory(RUN)
+    assert memory == RankMemory(100, 100, 200, 0, 400)
+    assert memory.total == 800
     assert rank_memory(replace(RUN, rule=Sharded())).total == 650
 
 
@@ -160,13 +160,13 @@ COMPUTER = MachineFacts("example", NodeFacts(flops=1e12), EfficiencyFacts(convol
 
 def test_the_worked_example_of_computing() -> None:
     layers = trace(nn.Linear(1000, 1000), torch.empty(8, 1000, requires_grad=True))
-    assert [product_seconds(one, one.flops / 8, COMPUTER) for one in layers] == [pytest.approx(10e-6)]
+    assert [product_seconds(layer, layer.flops / 8, COMPUTER) for layer in layers] == [pytest.approx(10e-6)]
 
 
 def test_convolutions_have_their_own_efficiency() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 16, 5))
     layers = trace(model, torch.empty(4, 3, 6, 6))
-    seconds = {one.kind: product_seconds(one, one.flops / 4, COMPUTER) for one in layers}
+    seconds = {layer.kind: product_seconds(layer, layer.flops / 4, COMPUTER) for layer in layers}
     assert seconds["Conv2d"] == pytest.approx(2 * 2 * 8 * 16 * 27 / 0.9e12)  # no gradient of the images
     assert seconds["BatchNorm2d"] == 0
     assert product_seconds(layers[-1], 6e11, COMPUTER) == pytest.approx(1)
@@ -175,11 +175,11 @@ def test_convolutions_have_their_own_efficiency() -> None:
 def test_a_layer_is_needed_when_it_begins_and_ready_when_its_backward_pass_ends() -> None:
     layers = trace(nn.Sequential(nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 500)), torch.empty(2, 1000))
     first, last = 2e6 / 0.6e12, 1e6 / 0.6e12  # seconds of a pass for a sample
-    found = computing_of(layers, COMPUTER, 2, 8)
-    assert found.needed == pytest.approx((0, 8 * first))
-    assert found.ready == pytest.approx((8 * (2 * first + 3 * last), 8 * (first + 3 * last)))
-    assert found.whole == pytest.approx(found.ready[0])
-    assert computing_of(layers, COMPUTER, 2, 2, ranks_per_node=4).whole == pytest.approx(found.whole)
+    computing = computing_of(layers, COMPUTER, 2, 8)
+    assert computing.needed == pytest.approx((0, 8 * first))
+    assert computing.ready == pytest.approx((8 * (2 * first + 3 * last), 8 * (first + 3 * last)))
+    assert computing.whole == pytest.approx(computing.ready[0])
+    assert computing_of(layers, COMPUTER, 2, 2, ranks_per_node=4).whole == pytest.approx(computing.whole)
 
 
 def test_the_nearest_measured_product_of_the_kind_gives_the_rate() -> None:
@@ -209,15 +209,15 @@ def test_a_network_with_rows_computes_at_the_rate_of_the_nearest_batch(samples: 
     machine = replace(COMPUTER, networks=ROWS, assumed={"node.flops": "a guess", "link.latency": "a guess"})
     for accelerators in (1, 4):
         node = replace(machine.node, accelerators=accelerators)
-        found = at_rate_of(replace(machine, node=node), "net", CONVOLVED, 4, samples * accelerators)
-        assert computing_of(CONVOLVED, found, 4, samples).whole == pytest.approx(samples / rate)
-        assert [row.samples_per_second for row in found.networks] == [rate]
-        assert found.assumptions == {"link.latency": "a guess"}
+        rated = at_rate_of(replace(machine, node=node), "net", CONVOLVED, 4, samples * accelerators)
+        assert computing_of(CONVOLVED, rated, 4, samples).whole == pytest.approx(samples / rate)
+        assert [row.samples_per_second for row in rated.networks] == [rate]
+        assert rated.assumptions == {"link.latency": "a guess"}
 
 
 def test_a_network_without_rows_has_the_nodes_own_rate() -> None:
-    found = at_rate_of(replace(COMPUTER, networks=ROWS), "mine", CONVOLVED, 4, 16)
-    assert found == COMPUTER
+    rated = at_rate_of(replace(COMPUTER, networks=ROWS), "mine", CONVOLVED, 4, 16)
+    assert rated == COMPUTER
     with pytest.raises(
         UsageError, match=r"example has no node\.flops, and no rate of this network .*: plan net, other on"
     ):
@@ -229,8 +229,8 @@ def row(kind: str, rows: int, inner: int, columns: int, kernel: int = 1) -> Prod
 
 
 def traced(layer: nn.Module, *shape: int) -> TracedLayer:
-    (found,) = trace(layer, torch.empty(shape))
-    return found
+    (traced_layer,) = trace(layer, torch.empty(shape))
+    return traced_layer
 
 
 def test_the_nearest_product_of_the_worked_example() -> None:
@@ -244,8 +244,8 @@ def test_the_nearest_product_of_the_worked_example() -> None:
 def test_more_samples_than_were_traced_are_more_rows() -> None:
     layer = traced(nn.Linear(1000, 1000), 2, 1000)
     rows = [row("linear", 8, 1024, 1024), row("linear", 64, 1024, 1024)]
-    found = [nearest_product(rows, shape) for scale in (1, 30) if (shape := shape_of_product(layer, scale))]
-    assert found == rows
+    nearest = [nearest_product(rows, shape) for scale in (1, 30) if (shape := shape_of_product(layer, scale))]
+    assert nearest == rows
 
 
 def test_a_convolution_has_its_kernel() -> None:
@@ -255,7 +255,7 @@ def test_a_convolution_has_its_kernel() -> None:
     assert shape[1:] == pytest.approx((200, 64 * 9, 128, 9))
     wide = traced(nn.Conv2d(576, 128, 1, bias=False), 2, 576, 10, 10)
     rows = [row("convolution", 200, 576, 128, 9), row("convolution", 200, 576, 128, 1)]
-    assert [nearest_product(rows, one) for one in map(shape_of_product, (layer, wide)) if one] == rows
+    assert [nearest_product(rows, shape) for shape in map(shape_of_product, (layer, wide)) if shape] == rows
 
 
 def test_other_layers_have_no_such_product() -> None:

@@ -37,9 +37,9 @@ def loading(read: float, decode: float, in_turn: bool = False) -> PlannedRun:
 
 
 def test_the_worked_example() -> None:
-    found = row(0.025, 0.025)
-    assert (found.step, found.low, found.high) == pytest.approx((0.05, 0.0476, 0.0524))
-    assert (found.speedup, found.efficiency, found.epoch) == pytest.approx((2, 0.5, 0.5))
+    planned = row(0.025, 0.025)
+    assert (planned.step, planned.low, planned.high) == pytest.approx((0.05, 0.0476, 0.0524))
+    assert (planned.speedup, planned.efficiency, planned.epoch) == pytest.approx((2, 0.5, 0.5))
     late = row(0.025, 0.025, run=loading(1e-9, 0.052))
     assert (late.step, late.low, late.high, late.loading) == pytest.approx((0.052, 0.052, 0.0524, 0.002))
     assert (late.samples, late.wire) == (16, "float32")
@@ -53,11 +53,11 @@ def test_a_step_is_inside_its_interval_and_never_below_its_parts(
     computing: float, communication: float, update: float, read: float, decode: float, in_turn: bool
 ) -> None:
     run = loading(read, decode, in_turn)
-    found = row(computing, communication, update, run)
-    assert found.low <= found.step * (1 + 1e-9)
-    assert found.step <= found.high * (1 + 1e-9)
+    planned = row(computing, communication, update, run)
+    assert planned.low <= planned.step * (1 + 1e-9)
+    assert planned.step <= planned.high * (1 + 1e-9)
     least = max(computing + update + in_turn * decode, read, decode)
-    assert found.low >= least * (1 - 1e-9)
+    assert planned.low >= least * (1 - 1e-9)
     free = row(computing, 0.0, update, run)
     assert free.low == free.high == pytest.approx(free.step)
 
@@ -82,7 +82,7 @@ COMPUTING, COMMUNICATION, UPDATE = (
 
 
 @pytest.mark.parametrize(
-    ("found", "links", "words"),
+    ("plan", "links", "expected"),
     [
         (of_parts(9.0, 1.0, 0.0, 3.0), 2.0, "computing: 90% of the step; 2e+03 ms of communication hide"),
         (COMPUTING, 0.0, "computing: 100% of the step"),
@@ -111,8 +111,8 @@ COMPUTING, COMMUNICATION, UPDATE = (
         (replace(COMMUNICATION, decoding=2.0), 3.0, "communication, by bandwidth"),
     ],
 )
-def test_the_bottleneck(found: RunPlan, links: float, words: str) -> None:
-    assert bottleneck(found, links, 1e10).startswith(words)
+def test_the_bottleneck(plan: RunPlan, links: float, expected: str) -> None:
+    assert bottleneck(plan, links, 1e10).startswith(expected)
 
 
 def test_the_slowest_link_is_named_where_it_costs_something() -> None:

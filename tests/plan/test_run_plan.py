@@ -72,7 +72,7 @@ RUN = PlannedRun(MACHINE, LAYERS, 2, BSP(), 64)
 
 def plans(run: PlannedRun = RUN, rules: Mapping[str, BaseRule] = RULES) -> dict[tuple[str, int], RunPlan]:
     runs = (replace(run, rule=rule, rule_name=name) for name, rule in rules.items())
-    return {(one.rule, one.nodes): one for run in runs for one in plan_run(run, (1, 2, 4))}
+    return {(row.rule, row.nodes): row for run in runs for row in plan_run(run, (1, 2, 4))}
 
 
 @cache
@@ -116,18 +116,18 @@ def test_copies_are_tasks_on_a_lane_for_each_direction(rule: str) -> None:
     def seconds(**node: Any) -> dict[str, float]:
         machine = replace(MACHINE, node=replace(MACHINE.node, **node))
         played = predict_step(on(machine, rule=RULES[rule], nodes=4), Cost(1e-5, 2e-9))[1]
-        found: dict[str, float] = {}
+        by_lane: dict[str, float] = {}
         for step in range(played.rule.traits.period):
             for task in on_streams(played.rule(Step(step), 0, played.costs.layout), played.costs):
-                found[task.lane] = found.get(task.lane, 0.0) + task.operation.price(task, played.costs).seconds
-        return found
+                by_lane[task.lane] = by_lane.get(task.lane, 0.0) + task.operation.price(task, played.costs).seconds
+        return by_lane
 
     assert not {"to_host", "to_device"} & seconds().keys()
-    one, two = seconds(to_host=1e9, to_device=2e9), seconds(to_host=1e9, to_device=2e9, accelerators=2)
+    single, double = seconds(to_host=1e9, to_device=2e9), seconds(to_host=1e9, to_device=2e9, accelerators=2)
     nbytes = sum(layer.parameter_bytes for layer in LAYERS)
-    assert one["to_host"] == pytest.approx(2 * one["to_device"])
-    assert one["to_host"] == pytest.approx(nbytes / 1e9, rel=1e-3)  # and flags
-    assert two["to_host"] == pytest.approx(2 * one["to_host"])
+    assert single["to_host"] == pytest.approx(2 * single["to_device"])
+    assert single["to_host"] == pytest.approx(nbytes / 1e9, rel=1e-3)  # and flags
+    assert double["to_host"] == pytest.approx(2 * single["to_host"])
 
 
 def test_frozen_layers_are_not_exchanged() -> None:
@@ -145,7 +145,7 @@ def test_a_step_is_what_predict_gives_for_its_setting() -> None:
     best = candidates(inputs)[0]
     assert (row.overlap, row.bucket_bytes) == best.setting[:2]
     buckets = inputs.buckets(row.bucket_bytes, best.setting.end_ratio)
-    sent = [buckets[number] for number in best.setting.sequence] or buckets
+    sent = [buckets[index] for index in best.setting.sequence] or buckets
     rule = BSP(overlap=row.overlap, outstanding=best.setting.outstanding)
     expected = predict(rule, Costs(layout_of(computing, sent, True, 4), computing, cost))
     assert row.step == pytest.approx(expected.step)
@@ -165,9 +165,9 @@ def test_many_ranks_share_the_updates_of_a_sharded_rule_alike_if_fewer_are_playe
 
 def test_memory_of_a_sharded_rule_is_smaller() -> None:
     for nodes in (2, 4):
-        whole, sharded = (usual()[rule, nodes].memory for rule in ("bsp", "sharded"))
-        assert sharded.optimizer == whole.optimizer / nodes
-        assert sharded.total < whole.total
+        replicated, sharded = (usual()[rule, nodes].memory for rule in ("bsp", "sharded"))
+        assert sharded.optimizer == replicated.optimizer / nodes
+        assert sharded.total < replicated.total
 
 
 def test_a_narrow_wire_sends_less_and_less_of_it_where_weights_are_gathered() -> None:
@@ -182,10 +182,10 @@ def test_a_narrow_wire_sends_less_and_less_of_it_where_weights_are_gathered() ->
 @pytest.mark.parametrize("wire", [None, "bfloat16", "int4"])
 def test_an_exchange_of_a_period_counts_its_wire_once(wire: str | None) -> None:
     slow = changed_machine(MACHINE, "bandwidth=0.01x")
-    found = plans(on(slow), {"local": LocalSGD(Exchange(wire=wire), every=4)})["local", 4]
+    planned = plans(on(slow), {"local": LocalSGD(Exchange(wire=wire), every=4)})["local", 4]
     cost = exchange_cost(slow, 4, 1, wire).cost
-    whole = cost.per_byte * sum(layer.parameter_bytes for layer in LAYERS)
-    assert 4 * found.communicating == pytest.approx(whole, rel=0.05)
+    expected = cost.per_byte * sum(layer.parameter_bytes for layer in LAYERS)
+    assert 4 * planned.communicating == pytest.approx(expected, rel=0.05)
 
 
 def test_measured_exchanges_are_those_of_the_plan_also_within_a_node() -> None:
@@ -194,10 +194,10 @@ def test_measured_exchanges_are_those_of_the_plan_also_within_a_node() -> None:
         for nodes in (1, 2)
         for nbytes in (1 << 19, 8 << 20)
     )
-    found = plans(on(replace(MACHINE, collectives=rows), ranks_per_node=2))
-    assert [found["bsp", nodes].basis for nodes in (1, 2, 4)] == ["measured", "measured", "corrected"]
-    assert found["bsp", 1].communicating > 0
-    assert found["bsp", 1].speedup == pytest.approx(1)
+    planned = plans(on(replace(MACHINE, collectives=rows), ranks_per_node=2))
+    assert [planned["bsp", nodes].basis for nodes in (1, 2, 4)] == ["measured", "measured", "corrected"]
+    assert planned["bsp", 1].communicating > 0
+    assert planned["bsp", 1].speedup == pytest.approx(1)
     assert [plans(replace(RUN, ranks_per_node=2))["bsp", nodes].basis for nodes in (1, 2)] == ["", "estimated"]
 
 
@@ -211,42 +211,42 @@ def test_a_slow_link_is_named_and_its_cost_is_the_step_without_it() -> None:
 def test_a_slow_link_that_was_measured_is_named_as_well() -> None:
     slow = replace(MACHINE, slow_links={2: 20.0})
     took = {nbytes: 1.2 * exchange_cost(slow, 4, 1).cost.seconds(nbytes) for nbytes in (1 << 19, 8 << 20)}
-    rows = tuple(CollectiveRow("allreduce", "direct", "float32", 4, 4, *one, 0.0) for one in took.items())
-    found = plans(on(replace(slow, collectives=rows)))["bsp", 4]
-    assert found.basis == "measured"
-    assert found.bottleneck.startswith("node 2's link, 20 times slower: ")
+    rows = tuple(CollectiveRow("allreduce", "direct", "float32", 4, 4, *timing, 0.0) for timing in took.items())
+    planned = plans(on(replace(slow, collectives=rows)))["bsp", 4]
+    assert planned.basis == "measured"
+    assert planned.bottleneck.startswith("node 2's link, 20 times slower: ")
 
 
 @pytest.mark.parametrize("rule", [BSP(), Sharded()])
 def test_the_cost_without_slow_links(rule: BaseRule) -> None:
     slow = replace(MACHINE, slow_links={2: 4.0})
-    known, even = (replace(RUN, machine=one, rule=rule, nodes=4) for one in (slow, MACHINE))
+    known, even = (replace(RUN, machine=machine, rule=rule, nodes=4) for machine in (slow, MACHINE))
     assert known.exchange.cost.per_byte > even.exchange.cost.per_byte
     assert even_cost(known) == pytest.approx(even.exchange.cost)
     took = {nbytes: 1.2 * exchange_cost(slow, 4, 1).cost.seconds(nbytes) for nbytes in (1 << 19, 8 << 20)}
-    rows = tuple(CollectiveRow("allreduce", "direct", "float32", 4, 4, *one, 0.0) for one in took.items())
-    whole = even_cost(replace(RUN, machine=replace(slow, collectives=rows), nodes=4))
-    assert whole.seconds(8 << 20) == pytest.approx(1.2 * exchange_cost(MACHINE, 4, 1).cost.seconds(8 << 20))
+    rows = tuple(CollectiveRow("allreduce", "direct", "float32", 4, 4, *timing, 0.0) for timing in took.items())
+    evened = even_cost(replace(RUN, machine=replace(slow, collectives=rows), nodes=4))
+    assert evened.seconds(8 << 20) == pytest.approx(1.2 * exchange_cost(MACHINE, 4, 1).cost.seconds(8 << 20))
 
 
 def test_rarer_exchanges_cost_less() -> None:
     rules = {str(every): LocalSGD(every=every) for every in (1, 4, 16)}
-    found = plans(on(changed_machine(MACHINE, "bandwidth=0.1x")), rules)
-    steps = [found[words, 4].step for words in ("1", "4", "16")]
+    planned = plans(on(changed_machine(MACHINE, "bandwidth=0.1x")), rules)
+    steps = [planned[every, 4].step for every in ("1", "4", "16")]
     assert steps == sorted(steps, reverse=True)
 
 
 def test_ranks_of_a_node_share_its_computing_and_its_memory() -> None:
-    one, four = usual()["bsp", 2], plans(replace(RUN, ranks_per_node=4))["bsp", 2]
+    single, four = usual()["bsp", 2], plans(replace(RUN, ranks_per_node=4))["bsp", 2]
     assert four.ranks == 8
-    assert four.samples == one.samples / 4
-    assert four.computing == pytest.approx(one.computing)
+    assert four.samples == single.samples / 4
+    assert four.computing == pytest.approx(single.computing)
     assert four.schedule.startswith("hierarchical")
 
 
 def test_the_interval_is_that_of_measured_runs() -> None:
     entries, complaints = read(Path(__file__).parents[2] / "benchmarks/foresight/calibration/calibration.jsonl")
-    errors = [abs(one.measurement.step.median / one.prediction.step - 1) for one in entries]
+    errors = [abs(entry.measurement.step.median / entry.prediction.step - 1) for entry in entries]
     assert not complaints
     assert round(float(np.quantile(errors, INTERVAL_SHARE)), 3) == INTERVAL_ERROR
     row = usual()["bsp", 4]
@@ -275,13 +275,13 @@ def test_a_step_takes_as_long_as_its_loading() -> None:
     assert decoded.speedup == pytest.approx(4)  # one node loads four times as many samples
     read = plans(on(machine, samples=samples._replace(pixels=0, from_disk=True)))["bsp", 4]
     assert read.reading == read.step == pytest.approx(1.6)
-    whole = plans(on(machine, samples=samples._replace(pixels=0)))["bsp", 4]
-    assert (whole.loading, whole.step) == (0, usual()["bsp", 4].step)
+    in_memory = plans(on(machine, samples=samples._replace(pixels=0)))["bsp", 4]
+    assert (in_memory.loading, in_memory.step) == (0, usual()["bsp", 4].step)
 
 
 def test_samples_in_memory_are_part_of_a_ranks_memory() -> None:
-    found = plans(replace(RUN, samples=SampleFacts(nbytes=1e3), epoch_samples=6400))
-    assert [found["bsp", nodes].memory.samples for nodes in (1, 4)] == [6.4e6, 1.6e6]
+    planned = plans(replace(RUN, samples=SampleFacts(nbytes=1e3), epoch_samples=6400))
+    assert [planned["bsp", nodes].memory.samples for nodes in (1, 4)] == [6.4e6, 1.6e6]
 
 
 def test_an_epoch_has_all_its_samples() -> None:
@@ -290,7 +290,7 @@ def test_an_epoch_has_all_its_samples() -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "words"),
+    ("run", "message"),
     [
         (replace(RUN, minibatch=3), "a minibatch of 3 is less than a sample for each of 4 ranks"),
         (on(replace(MACHINE, node=NodeFacts())), "example has no node.flops"),
@@ -299,8 +299,8 @@ def test_an_epoch_has_all_its_samples() -> None:
         (replace(RUN, layers=trace(nn.ReLU(), torch.empty(2, 3))), "no parameters"),
     ],
 )
-def test_what_cannot_be_planned(run: PlannedRun, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+def test_what_cannot_be_planned(run: PlannedRun, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         plan_run(run, (1, 2, 4))
 
 
@@ -314,7 +314,7 @@ PAIR = make_plan({"0": "column 4 gives part", "2": "row 4 takes part"}).splits
 
 def facts(_: int) -> tuple[LayerFacts, ...]:
     both = tuple(Split(how, size) for how in (COLUMN, ROW) for size in (2, 4))
-    up, relu, down = (vars(one) for one in WIDE_LAYERS)
+    up, relu, down = (vars(layer) for layer in WIDE_LAYERS)
     return LayerFacts(**up, splits=both, partner="2"), LayerFacts(**relu), LayerFacts(**down, splits=both)
 
 
@@ -331,20 +331,22 @@ def given(model: SplitModel, run: PlannedRun = WIDE_RUN) -> SplitInputs:
 
 
 def split_rows(model: SplitModel, run: PlannedRun = WIDE_RUN) -> dict[tuple[str, int], RunPlan]:
-    return {(one.rule, one.nodes): one for one in plan_run(replace(run, split=model), (1, 4))}
+    return {(row.rule, row.nodes): row for row in plan_run(replace(run, split=model), (1, 4))}
 
 
 def test_the_row_is_that_of_the_predicted_step() -> None:
-    found = split_rows(chosen)
-    assert list(found) == [("bsp", 1), ("bsp", 4), ("bsp + split layers", 4)]
-    whole, split = found["bsp", 4], found["bsp + split layers", 4]
+    rows = split_rows(chosen)
+    assert list(rows) == [("bsp", 1), ("bsp", 4), ("bsp + split layers", 4)]
+    unsplit, split = rows["bsp", 4], rows["bsp + split layers", 4]
     inputs = given(named(split.split))
     assert split.split == PAIR
     assert split.step - split.loading <= predict_splits(inputs, PAIR).prediction.step * 1.01  # or in better buckets
-    assert split.computing == whole.computing
-    assert split.step * 1.1 < whole.step
-    assert (split.reading, split.decoding, split.samples) == (whole.reading, whole.decoding, whole.samples)
-    assert split.communicating >= sum(sent_of(inputs, one, PAIR.get(one.name)).activations for one in inputs.layers)
+    assert split.computing == unsplit.computing
+    assert split.step * 1.1 < unsplit.step
+    assert (split.reading, split.decoding, split.samples) == (unsplit.reading, unsplit.decoding, unsplit.samples)
+    assert split.communicating >= sum(
+        sent_of(inputs, layer, PAIR.get(layer.name)).activations for layer in inputs.layers
+    )
     assert split.rule.removesuffix(WITH_SPLITS) == "bsp"
 
 
@@ -355,15 +357,15 @@ def test_nothing_is_split_where_links_are_fast() -> None:
 
 def test_a_rank_has_its_parts_and_keeps_the_inputs_of_its_group() -> None:
     """16 samples on each of 4 ranks; all but biases of 32 MiB of weights."""
-    found = split_rows(named(PAIR))
-    whole, split = found["bsp", 4].memory, found["bsp + split layers", 4].memory
-    assert split[:3] == pytest.approx([one / 4 for one in whole[:3]])
-    assert split.activations - whole.activations == 4 * 16 * 4096
-    assert split.samples == whole.samples
+    rows = split_rows(named(PAIR))
+    unsplit, split = rows["bsp", 4].memory, rows["bsp + split layers", 4].memory
+    assert split[:3] == pytest.approx([nbytes / 4 for nbytes in unsplit[:3]])
+    assert split.activations - unsplit.activations == 4 * 16 * 4096
+    assert split.samples == unsplit.samples
     inputs = given(named(PAIR))
-    row = memory_with({"2": Split(ROW, 4)}, whole, inputs)
-    assert row.activations - whole.activations == 16 * 16384
-    assert row.weights == pytest.approx(whole.weights - 3 / 4 * 4 * 4097 * 1024)
+    row = memory_with({"2": Split(ROW, 4)}, unsplit, inputs)
+    assert row.activations - unsplit.activations == 16 * 16384
+    assert row.weights == pytest.approx(unsplit.weights - 3 / 4 * 4 * 4097 * 1024)
 
 
 def test_links_have_the_costs_of_the_machine() -> None:

@@ -87,8 +87,8 @@ def test_the_table_has_the_parts_of_the_step_and_says_what_is_assumed() -> None:
     assert second.split()[2:14] == ["50.0", "ms", "45.0", "ms", "-", "60.0", "ms", "25.0", "ms", "20.0", "ms", "5.0"]
     assert second.split()[-9:] == ["3", "s", "5", "GB", "chain", "8", "MiB", "direct", "float32"]
     text = "\n".join(below)
-    for words in ("bsp, 1 node: computing: 100%", "up to 1, where", "no node.memory_bandwidth", "a guess", "4.8%"):
-        assert words in text
+    for phrase in ("bsp, 1 node: computing: 100%", "up to 1, where", "no node.memory_bandwidth", "a guess", "4.8%"):
+        assert phrase in text
 
 
 def test_a_line_says_what_the_cost_of_exchanges_is_based_on() -> None:
@@ -121,15 +121,15 @@ def test_the_form_of_json() -> None:
         "assumed": {"link.bandwidth": "a guess"},
         "rows": [
             {
-                **{key: getattr(one, key) for key in ("rule", "nodes", "ranks", "samples", "overlap", "bucket_bytes")},
+                **{key: getattr(row, key) for key in ("rule", "nodes", "ranks", "samples", "overlap", "bucket_bytes")},
                 **{
-                    key: getattr(one, key)
+                    key: getattr(row, key)
                     for key in ("schedule", "basis", "computing", "communication", "update", "epoch")
                 },
-                **{key: getattr(one, key) for key in ("communicating", "low", "high", "speedup", "bottleneck", "step")},
-                **{key: getattr(one, key) for key in ("wire", "loading", "reading", "decoding", "split")},
+                **{key: getattr(row, key) for key in ("communicating", "low", "high", "speedup", "bottleneck", "step")},
+                **{key: getattr(row, key) for key in ("wire", "loading", "reading", "decoding", "split")},
                 "job": None,
-                "efficiency": one.speedup / one.nodes,
+                "efficiency": row.speedup / row.nodes,
                 "memory": {
                     "weights": 1e9,
                     "gradients": 1e9,
@@ -142,7 +142,7 @@ def test_the_form_of_json() -> None:
                     "total": 5e9,
                 },
             }
-            for one in (ALONE, FOUR)
+            for row in (ALONE, FOUR)
         ],
         "least_marginal_efficiency": 0.25,
         "worthwhile_nodes": {"bsp": 4},
@@ -165,10 +165,10 @@ def test_a_starved_run_has_a_column_for_loading_and_notes_are_lines() -> None:
 
 
 def test_split_layers_have_a_line_and_count_beside_the_rule_without_them() -> None:
-    words = {"fc": "column 4", "out": "row 4"}
-    split = replace(FOUR, rule="bsp + split layers", speedup=3.9, split=make_plan(words).splits)
+    splits = {"fc": "column 4", "out": "row 4"}
+    split = replace(FOUR, rule="bsp + split layers", speedup=3.9, split=make_plan(splits).splits)
     text = "\n".join(as_lines([ALONE, FOUR, split], RUN, 0.5))
-    assert as_data([split], RUN, 0.5)["rows"][0]["split"] == words
+    assert as_data([split], RUN, 0.5)["rows"][0]["split"] == splits
     assert "bsp + split layers, 4 nodes: fc: column 4, out: row 4; all other layers data parallel" in text
     two = replace(FOUR, nodes=2, speedup=1.9)
     assert worthwhile([ALONE, two, FOUR, split], 0.5) == {"bsp": 2, "bsp + split layers": 4}
@@ -182,14 +182,14 @@ def test_a_short_epoch_keeps_its_digits() -> None:
 
 
 def test_computing_at_the_peak_or_at_a_measured_rate_is_said() -> None:
-    words = "computing at 100% of the peak: no efficiency is known"
+    assumption = "computing at 100% of the peak: no efficiency is known"
     bare = list(as_lines([ALONE], RUN, 0.5))
     assert bare[-3:] == [
         "assumed, link.bandwidth: a guess",
-        f"assumed, efficiency.convolution: {words}",
-        f"assumed, efficiency.linear: {words}",
+        f"assumed, efficiency.convolution: {assumption}",
+        f"assumed, efficiency.linear: {assumption}",
     ]
-    assert as_data([ALONE], RUN, 0.5)["assumed"]["efficiency.linear"] == words
+    assert as_data([ALONE], RUN, 0.5)["assumed"]["efficiency.linear"] == assumption
     measured = replace(MACHINE, networks=(NetworkRow("net", 32, 9.5),))
     assert list(as_lines([ALONE], replace(RUN, machine=measured), 0.5))[-2:] == [
         "computing: 9.5 samples/s of a node, as the machine file has them for net, 32 a step",
@@ -230,8 +230,8 @@ def test_lines_have_before_and_after_and_what_changed() -> None:
     left_out, head, line = comparison_lines(compare([ALONE, FOUR], [ALONE, FASTER], "bandwidth=2x"))
     assert left_out == "what if: steps that change by less than 0.5%, left out: 1"
     assert head.split()[:6] == ["what", "if", "rule", "nodes", "step", "then"]
-    for words in ("bandwidth=2x", "50.0 ms", "35.0 ms", "-30%", "communication -15.0 ms", " 2.857"):
-        assert words in line
+    for phrase in ("bandwidth=2x", "50.0 ms", "35.0 ms", "-30%", "communication -15.0 ms", " 2.857"):
+        assert phrase in line
     assert list(comparison_lines(compare([ALONE], [ALONE], "x")))[1:] == []
 
 
@@ -297,10 +297,10 @@ NOT_SEARCHED = replace(JOB, rule=LocalSGD(every=4))
 
 
 def test_the_worked_example_of_wall_time() -> None:
-    found = job_seconds(JOB, FOUR)
-    assert found == pytest.approx((20, 0, 0.3125, 339, 5, 200))
-    assert found.total == pytest.approx(564.3125)
-    assert slurm_time(found.total) == "0-00:10:00"
+    job = job_seconds(JOB, FOUR)
+    assert job == pytest.approx((20, 0, 0.3125, 339, 5, 200))
+    assert job.total == pytest.approx(564.3125)
+    assert slurm_time(job.total) == "0-00:10:00"
 
 
 def test_nothing_is_tuned_on_one_rank_or_where_nothing_is_searched() -> None:
@@ -311,25 +311,25 @@ def test_nothing_is_tuned_on_one_rank_or_where_nothing_is_searched() -> None:
 def test_samples_are_read_once_and_decoded_in_tests() -> None:
     machine = replace(MACHINE, disk=DiskFacts(1e6))
     run = replace(JOB, machine=machine, samples=SampleFacts(nbytes=1000), ranks_per_node=2)
-    found = job_seconds(run, replace(FOUR, ranks=8, samples=8, decoding=0.08))
-    assert found.pack == pytest.approx(3840 * 1000 / 4 / 1e6)
-    assert found.checkpoints == pytest.approx(100 * 200e6 / 1e6)
-    assert found.tests == pytest.approx(100 * 80 * (2 * 0.3125e-3 + 0.01))
+    job = job_seconds(run, replace(FOUR, ranks=8, samples=8, decoding=0.08))
+    assert job.pack == pytest.approx(3840 * 1000 / 4 / 1e6)
+    assert job.checkpoints == pytest.approx(100 * 200e6 / 1e6)
+    assert job.tests == pytest.approx(100 * 80 * (2 * 0.3125e-3 + 0.01))
 
 
 def test_checkpoints_within_an_epoch_count() -> None:
     each = 200e6 / DISK_BANDWIDTH
-    for every, number in ((0, 1), (59, 2), (60, 1), (20, 3), (1, 60)):
+    for every, count in ((0, 1), (59, 2), (60, 1), (20, 3), (1, 60)):
         run = replace(JOB, epochs=1, checkpoint_every=every)
-        assert job_seconds(run, FOUR).checkpoints == pytest.approx(number * each)
+        assert job_seconds(run, FOUR).checkpoints == pytest.approx(count * each)
 
 
 def test_a_checkpoint_has_the_state_of_each_rank_where_they_differ_which_passes_the_links() -> None:
     memory = FOUR.memory._replace(weights=1e8, gathered=8e8)
     machine = replace(MACHINE, link=LinkFacts(1e9))
     run = replace(NOT_SEARCHED, machine=machine, epochs=1, ranks_per_node=2)
-    found = job_seconds(run, replace(FOUR, ranks=8, memory=memory))
-    assert found.checkpoints == pytest.approx(9e8 / DISK_BANDWIDTH + 6e8 / 1e9)
+    job = job_seconds(run, replace(FOUR, ranks=8, memory=memory))
+    assert job.checkpoints == pytest.approx(9e8 / DISK_BANDWIDTH + 6e8 / 1e9)
 
 
 def test_the_constants_are_those_of_a_run() -> None:

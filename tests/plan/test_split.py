@@ -47,8 +47,8 @@ Timed = tuple[LayerFacts, float]
 PAIR = "column 2 gives part", "row 2 takes part"
 
 
-def splits_of(words: dict[str, str]) -> dict[str, Split]:
-    return make_plan(words).splits
+def splits_of(texts: dict[str, str]) -> dict[str, Split]:
+    return make_plan(texts).splits
 
 
 def layer_of(
@@ -76,14 +76,14 @@ def conv(name: str, ifm: int, ofm: int, side: int, samples: int, ranks: int = 4)
 
 def cd_dnn(samples: int) -> list[Timed]:
     widths = [440, *[2048] * 7, 10]
-    found = [linear(f"{at}", *widths[at : at + 2], samples, f"{at + 1}" if at < 7 else "") for at in range(8)]
-    return [(replace(found[0][0], input_requires_grad=False), found[0][1]), *found[1:]]
+    layers = [linear(f"{at}", *widths[at : at + 2], samples, f"{at + 1}" if at < 7 else "") for at in range(8)]
+    return [(replace(layers[0][0], input_requires_grad=False), layers[0][1]), *layers[1:]]
 
 
 def vgg_a(samples: int) -> list[Timed]:
     widths = ((3, 64, 224), (64, 128, 112), (128, 256, 56), (256, 256, 56), (256, 512, 28), (512, 512, 28))
     return [
-        *(conv(f"c{at}", *one, samples) for at, one in enumerate((*widths, (512, 512, 14), (512, 512, 14)))),
+        *(conv(f"c{at}", *shape, samples) for at, shape in enumerate((*widths, (512, 512, 14), (512, 512, 14)))),
         linear("f1", 512 * 49, 4096, samples, "f2"),
         linear("f2", 4096, 4096, samples, "f3"),
         linear("f3", 4096, 1000, samples),
@@ -94,29 +94,29 @@ def inputs(
     layers: Sequence[Timed], samples: int, cost: Cost, ranks: int = 4, placement: Placement | None = None
 ) -> SplitInputs:
     facts = list[LayerFacts]()
-    for one, took in layers:
-        twice = 2 if one.gradient_bytes and one.input_requires_grad else 1
-        facts.append(replace(one, forward_seconds=took, backward_seconds=twice * took))
+    for layer, took in layers:
+        twice = 2 if layer.gradient_bytes and layer.input_requires_grad else 1
+        facts.append(replace(layer, forward_seconds=took, backward_seconds=twice * took))
     costs = LinkCosts(cost, cost._replace(latency=cost.latency / 2))
     return inputs_of(tuple(facts), samples / ranks, GroupLinks(placement or one_rank_per_node(ranks), costs, costs))
 
 
-def sent(found: SplitInputs, splits: dict[str, str]) -> tuple[float, float]:
+def sent(case: SplitInputs, splits: dict[str, str]) -> tuple[float, float]:
     """Bytes of gradients and of activations."""
     plan = splits_of(splits)
-    activations = sum(task.nbytes for task, _ in with_splits(found, plan).activations)
-    return sum(sent_of(found, layer, plan.get(layer.name)).nbytes for layer in found.layers) - activations, activations
+    activations = sum(task.nbytes for task, _ in with_splits(case, plan).activations)
+    return sum(sent_of(case, layer, plan.get(layer.name)).nbytes for layer in case.layers) - activations, activations
 
 
 def test_the_worked_example() -> None:
-    found = inputs([linear("up", 1024, 4096, 128, "down"), linear("down", 4096, 1024, 128)], 128, SLOW)
+    case = inputs([linear("up", 1024, 4096, 128, "down"), linear("down", 4096, 1024, 128)], 128, SLOW)
     pair = dict(zip(("up", "down"), PAIR, strict=True))
-    assert sent(found, {}) == pytest.approx((50.3e6, 0), rel=1e-3)
-    assert sent(found, pair) == pytest.approx((16.8e6, 4 * 0.131e6), rel=2e-3)
+    assert sent(case, {}) == pytest.approx((50.3e6, 0), rel=1e-3)
+    assert sent(case, pair) == pytest.approx((16.8e6, 4 * 0.131e6), rel=2e-3)
 
 
 @pytest.mark.parametrize(
-    ("words", "facts", "forward", "backward"),
+    ("text", "facts", "forward", "backward"),
     [
         ("column 4", {}, [3 * 6, 3 * 20 / 4], [3 * 20 / 4, 3 * 6]),
         ("column 4", {"backward": False}, [3 * 6, 3 * 20 / 4], [3 * 20 / 4]),
@@ -130,43 +130,43 @@ def test_the_worked_example() -> None:
     ],
 )
 def test_activations_are_sent_as_the_table_says(
-    words: str, facts: dict[str, Any], forward: list[float], backward: list[float]
+    text: str, facts: dict[str, Any], forward: list[float], backward: list[float]
 ) -> None:
     """2 samples a rank, of 3 bytes in and 10 bytes out."""
     layer = layer_of("layer", 8, inputs=3, outputs=10, **facts)
-    tasks = [one for one, _ in with_splits(inputs([(layer, 1.0)], 8, SLOW), splits_of({"layer": words})).activations]
-    assert [one.nbytes for one in tasks if not one.backward] == forward
-    assert [one.nbytes for one in tasks if one.backward] == backward
+    tasks = [task for task, _ in with_splits(inputs([(layer, 1.0)], 8, SLOW), splits_of({"layer": text})).activations]
+    assert [task.nbytes for task in tasks if not task.backward] == forward
+    assert [task.nbytes for task in tasks if task.backward] == backward
 
 
 def test_computing_takes_as_long_and_waits_for_activations() -> None:
     layers = [(layer_of("rest"), 1.0), linear("up", 64, 64, 64)]
-    found = inputs(layers, 64, SLOW)
-    whole, split = (predict_splits(found, one).prediction for one in ({}, {"up": Split(COLUMN, 4)}))
-    assert whole.step - whole.waiting == pytest.approx(split.step - split.waiting)
-    assert split.waiting == pytest.approx(sent_of(found, found.layers[1], Split(COLUMN, 4)).activations)
-    assert sent_of(found, found.layers[1], Split(COLUMN, 4)).gradients == 0  # no other rank has the part
+    case = inputs(layers, 64, SLOW)
+    unsplit, split = (predict_splits(case, splits).prediction for splits in ({}, {"up": Split(COLUMN, 4)}))
+    assert unsplit.step - unsplit.waiting == pytest.approx(split.step - split.waiting)
+    assert split.waiting == pytest.approx(sent_of(case, case.layers[1], Split(COLUMN, 4)).activations)
+    assert sent_of(case, case.layers[1], Split(COLUMN, 4)).gradients == 0  # no other rank has the part
 
 
 def test_what_runs_at_once_is_slower_where_ranks_share_cores() -> None:
-    found = inputs(vgg_a(64), 64, SLOW)
-    computing = replace(found.step.computing, beside=0.5)
-    shared = replace(found, step=found.step._replace(computing=computing))
+    case = inputs(vgg_a(64), 64, SLOW)
+    computing = replace(case.step.computing, beside=0.5)
+    shared = replace(case, step=case.step._replace(computing=computing))
     for splits in ({}, splits_of({"f1": "column 4 gives part", "f2": "row 4 takes part"})):
-        alone, slower = (predict_splits(one, splits).prediction.step for one in (found, shared))
+        alone, slower = (predict_splits(variant, splits).prediction.step for variant in (case, shared))
         assert alone * 1.01 < slower < alone * 2
 
 
 def test_several_sizes_in_one_step_are_verified_and_played() -> None:
-    found = inputs(vgg_a(64)[-3:], 64, SLOW)
+    case = inputs(vgg_a(64)[-3:], 64, SLOW)
     splits = {"f1": "column 4 gives part", "f2": "row 4 takes part", "f3": "column 2"}
-    best = predict_splits(found, splits_of(splits))
+    best = predict_splits(case, splits_of(splits))
     layout = best.costs.layout
     assert {bucket.groups for bucket in layout.buckets} == {((0,), (1,), (2,), (3,)), ((0, 2), (1, 3))}
     for overlap in ("chain", "none"):
         verify(BSP(overlap=overlap), layout, [Step(0), Step(1)])
     program = best.rule(Step(0), 1, layout)
-    groups = [one.group.ranks for one in program if one.operation is op.ACTIVATIONS and one.group]
+    groups = [task.group.ranks for task in program if task.operation is op.ACTIVATIONS and task.group]
     assert groups == [(0, 1, 2, 3)] * 2 + [(0, 1)] * 4 + [(0, 1, 2, 3)] * 2
 
 
@@ -177,30 +177,37 @@ def links(placement: Placement) -> GroupLinks:
 def test_groups_within_a_node_have_its_cost_and_those_across_share_its_link() -> None:
     """Two nodes of 2 ranks."""
     placement, layer = regular(1, 2, 2), layer_of("layer", 8, inputs=3, outputs=10)
-    found = replace(inputs([(layer, 1.0)], 8, SLOW, placement=placement), links=links(placement))
-    within, across = (with_splits(found, {"layer": Split(COLUMN, size)}).activations for size in (2, 4))
-    assert [(one.seconds, one.link) for _, one in within] == [(pytest.approx(0.01 * n), 0) for n in (6, 10, 10, 6)]
+    case = replace(inputs([(layer, 1.0)], 8, SLOW, placement=placement), links=links(placement))
+    within, across = (with_splits(case, {"layer": Split(COLUMN, size)}).activations for size in (2, 4))
+    assert [(priced.seconds, priced.link) for _, priced in within] == [
+        (pytest.approx(0.01 * n), 0) for n in (6, 10, 10, 6)
+    ]
     all_to_all = 2 * 3 * 20 / 4  # each rank of a node sends its own
-    assert [one.seconds for _, one in across] == [3 * 6, all_to_all, all_to_all, 3 * 6]
+    assert [priced.seconds for _, priced in across] == [3 * 6, all_to_all, all_to_all, 3 * 6]
     assert allreduce_cost(links(placement), 2) == Cost(0.0, 2 * 1.0)  # 2 parts on each node
     assert allreduce_cost(links(placement), 4) == Cost(0.0, 0.0)
 
 
-def blocks_sent(size: int, words: str) -> tuple[int, int]:
+def blocks_sent(size: int, how: str) -> tuple[int, int]:
     """Blocks of x and y that rank 0 of a group sends, from the (samples, features) that ranks have and need."""
-    own, part = ({(rank, one) for one in range(size)} for rank in (0, 1)), {(one, 1) for one in range(size)}
+    own, part = (
+        ({(rank, feature) for feature in range(size)} for rank in (0, 1)),
+        {(sample, 1) for sample in range(size)},
+    )
     mine, theirs = own
-    if words == "column":  # rank 1 needs all of x, and its own samples of y, of which rank 0 has its part
-        return len(mine), len(theirs & {(one, 0) for one in range(size)})
+    if how == "column":  # rank 1 needs all of x, and its own samples of y, of which rank 0 has its part
+        return len(mine), len(theirs & {(sample, 0) for sample in range(size)})
     return len(mine & part), len(theirs)  # rank 1 needs its part of x, and the sum of its own samples of y
 
 
 @given(st.sampled_from([2, 4, 8]), st.sampled_from(["column", "row"]))
 def test_bytes_are_those_of_the_blocks_that_change_hands(size: int, how: str) -> None:
     layer = layer_of("layer", 8, inputs=size, outputs=100 * size)  # a block is 1 byte of x, 100 of y
-    tasks = [one for one, _ in with_splits(inputs([(layer, 1.0)], 8, SLOW, 8), {"layer": Split(how, size)}).activations]
+    tasks = [
+        task for task, _ in with_splits(inputs([(layer, 1.0)], 8, SLOW, 8), {"layer": Split(how, size)}).activations
+    ]
     x, y = blocks_sent(size, how)
-    assert [one.nbytes for one in tasks] == [n * (size - 1) for n in (x, 100 * y, 100 * y, x)]
+    assert [task.nbytes for task in tasks] == [n * (size - 1) for n in (x, 100 * y, 100 * y, x)]
 
 
 networks = st.lists(
@@ -211,11 +218,11 @@ networks = st.lists(
 
 
 def network(widths: list[tuple[int, int, bool, float]], samples: int) -> list[Timed]:
-    found = list[Timed]()
+    layers = list[Timed]()
     for at, (ifm, ofm, pair, rest) in enumerate(widths):
         partner = f"{at + 1}" if pair and at + 1 < len(widths) else ""
-        found += [linear(f"{at}", 16 * ifm, 16 * ofm, samples, partner), (layer_of(f"rest {at}"), rest)]
-    return found
+        layers += [linear(f"{at}", 16 * ifm, 16 * ofm, samples, partner), (layer_of(f"rest {at}"), rest)]
+    return layers
 
 
 def test_wide_layers_are_split_on_slow_links_alone() -> None:
@@ -244,8 +251,8 @@ def test_layers_have_sizes_of_their_own() -> None:
 
 
 def test_the_lines_name_the_plan_and_the_parts() -> None:
-    found = inputs(cd_dnn(256), 256, SLOW)
-    lines = choose_splits(found).describe(found)
+    case = inputs(cd_dnn(256), 256, SLOW)
+    lines = choose_splits(case).describe(case)
     assert "3: column 4 gives part, 4: row 4 takes part" in lines[0]
     assert lines[1].count("of that activations") == 2
     assert "data parallelism" in lines[1]
@@ -257,12 +264,12 @@ def test_the_lines_name_the_plan_and_the_parts() -> None:
 def test_the_choice_is_never_predicted_slower_than_data_parallelism(
     widths: list[tuple[int, int, bool, float]], samples: int, latency: float, per_byte: float
 ) -> None:
-    found = inputs(network(widths, samples), samples, Cost(latency, per_byte))
-    chosen = choose_splits(found)
-    step, whole = chosen.prediction.prediction.step, chosen.whole.prediction.step
-    assert whole == predict_splits(found, {}).prediction.step
-    assert step == predict_splits(found, chosen.splits).prediction.step
-    assert step * LEAST_GAIN <= whole if chosen.splits else step == whole
+    case = inputs(network(widths, samples), samples, Cost(latency, per_byte))
+    chosen = choose_splits(case)
+    step, unsplit = chosen.prediction.prediction.step, chosen.whole.prediction.step
+    assert unsplit == predict_splits(case, {}).prediction.step
+    assert step == predict_splits(case, chosen.splits).prediction.step
+    assert step * LEAST_GAIN <= unsplit if chosen.splits else step == unsplit
 
 
 @given(networks, st.integers(4, 500), st.sampled_from([SLOW, FAST, Cost(1e-3, 1e-9)]))
@@ -275,27 +282,27 @@ def test_a_takers_giver_is_split_with_it(widths: list[tuple[int, int, bool, floa
     assert {partners[name]: size for name, size in takers.items()} == givers
 
 
-def trying_all(found: SplitInputs) -> Iterator[float]:
+def trying_all(case: SplitInputs) -> Iterator[float]:
     """Predicted steps of all splits."""
-    takers = {layer.partner for layer in found.layers if layer.partner}
+    takers = {layer.partner for layer in case.layers if layer.partner}
     ways = list[list[Split | None]]()
-    for layer in found.layers:
+    for layer in case.layers:
         gives = [replace(split, gives=PART) for split in layer.splits if split.how == COLUMN and layer.partner]
         takes = [replace(split, takes=PART) for split in layer.splits if split.how == ROW and layer.name in takers]
         ways.append([None, *layer.splits, *gives, *takes])
     for taken in product(*ways):
-        splits = {layer.name: way for layer, way in zip(found.layers, taken, strict=True) if way is not None}
-        partners = {layer.name: layer.partner for layer in found.layers}
+        splits = {layer.name: way for layer, way in zip(case.layers, taken, strict=True) if way is not None}
+        partners = {layer.name: layer.partner for layer in case.layers}
         given_to = {(partners[name], way.ranks) for name, way in splits.items() if way.gives == PART}
         if given_to == {(name, way.ranks) for name, way in splits.items() if way.takes == PART}:
-            yield predict_splits(found, splits).prediction.step
+            yield predict_splits(case, splits).prediction.step
 
 
 @pytest.mark.parametrize("cost", [SLOW, FAST, Cost(1e-3, 1e-9)])
 @pytest.mark.parametrize("layers", [vgg_a(64)[-3:], cd_dnn(256)[-3:], [(layer_of("rest"), 1e-2), *cd_dnn(64)[-2:]]])
 def test_the_search_finds_what_trying_all_finds(layers: Sequence[Timed], cost: Cost) -> None:
-    found = inputs(layers, 64, cost)
-    best, chosen = min(trying_all(found)), choose_splits(found)
-    whole = chosen.whole.prediction.step
-    wanted = best if best * LEAST_GAIN <= whole else whole
+    case = inputs(layers, 64, cost)
+    best, chosen = min(trying_all(case)), choose_splits(case)
+    unsplit = chosen.whole.prediction.step
+    wanted = best if best * LEAST_GAIN <= unsplit else unsplit
     assert chosen.prediction.prediction.step <= 1.02 * wanted

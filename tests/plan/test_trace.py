@@ -25,14 +25,14 @@ from unisono.plan.trace import OutsideReads, tensors_in, time_steps, trace, trac
 class Block(nn.Module):
     """Transformer block with attention by operators, and weights of the embedding used twice."""
 
-    def __init__(self, words: int = 50, width: int = 16, heads: int = 4) -> None:
+    def __init__(self, vocabulary: int = 50, width: int = 16, heads: int = 4) -> None:
         super().__init__()
         self.heads = heads
-        self.embedding = nn.Embedding(words, width)
+        self.embedding = nn.Embedding(vocabulary, width)
         self.norm = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
-        self.head = nn.Linear(width, words, bias=False)
+        self.head = nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ MODULES = {
 
 def peer_flops(model: nn.Module, *inputs: Tensor) -> tuple[int, int]:
     """FLOPs forward and backward by torch.utils.flop_counter, on the meta device too."""
-    shadow, given = model.to("meta"), [one.to("meta") for one in inputs]
+    shadow, given = model.to("meta"), [tensor.to("meta") for tensor in inputs]
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         outputs = shadow(*given)
         forward = counter.get_total_flops()
@@ -76,21 +76,21 @@ def peer_flops(model: nn.Module, *inputs: Tensor) -> tuple[int, int]:
 def test_flops_are_those_of_pytorchs_counter(name: str) -> None:
     model, *inputs = MODULES[name]
     layers = trace(model, *inputs)
-    found = sum(layer.forward_flops for layer in layers), sum(layer.backward_flops for layer in layers)
-    parameters = sum(one.numel() for one in model.parameters())
+    flops = sum(layer.forward_flops for layer in layers), sum(layer.backward_flops for layer in layers)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     assert sum(layer.parameters for layer in layers) == parameters
-    assert found == peer_flops(model, *inputs)
-    assert found[0] > 0
+    assert flops == peer_flops(model, *inputs)
+    assert flops[0] > 0
 
 
 @pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose3d])
 def test_groups_of_a_convolution_are_convolutions_of_their_own(kind: type[nn.Module]) -> None:
     """PyTorch's counter has the gradient of the weights as if there were no groups, so it is no oracle here."""
     size = (7,) * int(kind.__name__[-2])
-    (whole,) = trace(kind(2, 3, 3), torch.empty(2, 2, *size, requires_grad=True))
+    (ungrouped,) = trace(kind(2, 3, 3), torch.empty(2, 2, *size, requires_grad=True))
     (grouped,) = trace(kind(8, 12, 3, groups=4), torch.empty(2, 8, *size, requires_grad=True))
-    assert grouped.forward_flops == 4 * whole.forward_flops > 0
-    assert grouped.backward_flops == 4 * whole.backward_flops == 2 * grouped.forward_flops
+    assert grouped.forward_flops == 4 * ungrouped.forward_flops > 0
+    assert grouped.backward_flops == 4 * ungrouped.backward_flops == 2 * grouped.forward_flops
 
 
 def test_the_worked_example() -> None:
@@ -181,9 +181,9 @@ def test_networks_of_the_papers(name: str, shape: tuple[int, ...], multiply_adds
     layers = trace(model, torch.empty(shape))
     assert sum(layer.forward_flops for layer in layers) == 2 * multiply_adds
     first = layers[0]
-    whole = 3 * sum(layer.forward_flops for layer in layers) - first.forward_flops  # no gradient of the images
-    assert sum(layer.flops for layer in layers) == whole
-    assert sum(layer.parameters for layer in layers) == sum(one.numel() for one in model.parameters())
+    expected = 3 * sum(layer.forward_flops for layer in layers) - first.forward_flops  # no gradient of the images
+    assert sum(layer.flops for layer in layers) == expected
+    assert sum(layer.parameters for layer in layers) == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_the_model_is_not_changed() -> None:
@@ -253,11 +253,11 @@ def test_values_are_traced_as_shapes_are_with_seconds() -> None:
     example = torch.randn(5, 4)
     values, shapes = trace_values(network(), (example,), nullcontext()), trace_shapes(network(), example)
     assert values.once == shapes.once == {"", "0", "1", "2", "3", "4"}
-    assert [replace(one, **NO_SECONDS) for one in values.layers] == [
-        replace(one, **NO_SECONDS) for one in shapes.layers
+    assert [replace(layer, **NO_SECONDS) for layer in values.layers] == [
+        replace(layer, **NO_SECONDS) for layer in shapes.layers
     ]
-    assert all(one.forward_seconds > 0 and one.backward_seconds > 0 for one in values.layers)
-    assert [one.input_requires_grad for one in values.layers] == [False, True, True, True, True]
+    assert all(layer.forward_seconds > 0 and layer.backward_seconds > 0 for layer in values.layers)
+    assert [layer.input_requires_grad for layer in values.layers] == [False, True, True, True, True]
     assert (values.layers[0].input_bytes, values.layers[0].activation_bytes) == (4 * 5 * 4, 4 * 5 * 6)
 
 
@@ -274,9 +274,9 @@ def test_a_call_that_fails_ends_where_the_model_goes_on() -> None:
             except RuntimeError:
                 return torch.as_tensor(self.other(x))
 
-    found = trace_values(Trying(), (torch.zeros(2, 4),), nullcontext())
-    assert found.once == {"", "other"}
-    assert {one.name for one in found.layers if one.flops} == {"other"}
+    traced = trace_values(Trying(), (torch.zeros(2, 4),), nullcontext())
+    assert traced.once == {"", "other"}
+    assert {layer.name for layer in traced.layers if layer.flops} == {"other"}
 
 
 def test_values_decide_what_a_model_calls() -> None:
@@ -293,14 +293,14 @@ def test_values_decide_what_a_model_calls() -> None:
 
 def test_the_model_and_the_random_numbers_stay_as_they_were() -> None:
     model = network()
-    before = {name: one.clone() for name, one in model.state_dict().items()}
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
     trace_values(model, (torch.randn(5, 4, generator=torch.Generator().manual_seed(0)),), nullcontext())
     assert torch.equal(state, torch.get_rng_state())
-    for name, one in model.state_dict().items():
-        assert torch.equal(one, before[name]), name
-    assert all(not one._forward_hooks and not one._forward_pre_hooks for one in model.modules())
-    assert all(one.grad is None for one in model.parameters())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_buffers_that_are_assigned_attributes_and_generators_stay_as_they_were() -> None:
@@ -404,10 +404,10 @@ def test_modules_that_run_may_read() -> None:
 
 def test_whole_steps_are_timed_on_a_copy() -> None:
     model, begun = nn.Sequential(nn.Linear(3, 5), nn.Dropout(), nn.Linear(5, 2)), list[int]()
-    before, random_numbers = [one.clone() for one in model.parameters()], torch.get_rng_state()
-    found = time_steps(model, (torch.ones(4, 3),), nullcontext, 3, lambda: begun.append(1))
-    assert (len(found), len(begun)) == (3, 4)
-    assert all(min(step) > 0 for step in found)
+    before, random_numbers = [parameter.clone() for parameter in model.parameters()], torch.get_rng_state()
+    steps = time_steps(model, (torch.ones(4, 3),), nullcontext, 3, lambda: begun.append(1))
+    assert (len(steps), len(begun)) == (3, 4)
+    assert all(min(step) > 0 for step in steps)
     assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
-    assert all(one.grad is None for one in model.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(torch.get_rng_state(), random_numbers)

@@ -37,12 +37,12 @@ HALF = ProcessorUse(others=0.5)
 
 def trials(*steps: Sequence[float]) -> list[Trial]:
     """Return trials of small buckets at both ends, of equal ones, and without overlap: each of 100 ms as predicted."""
-    known = [_taking(one, 0.1) for one in (ENDS, EQUAL, NONE)]
-    return [Trial(one, each) for one, each in zip(known, steps, strict=False)]
+    known = [_taking(candidate, 0.1) for candidate in (ENDS, EQUAL, NONE)]
+    return [Trial(candidate, each) for candidate, each in zip(known, steps, strict=False)]
 
 
-def _taking(one: Candidate, seconds: float) -> Candidate:
-    return one._replace(prediction=one.prediction._replace(step=seconds))
+def _taking(candidate: Candidate, seconds: float) -> Candidate:
+    return candidate._replace(prediction=candidate.prediction._replace(step=seconds))
 
 
 QUIET = trials([0.100, 0.101, 0.102, 0.150], [0.098, 0.099, 0.099, 0.110], [0.070, 0.071, 0.072, 0.300])
@@ -115,8 +115,8 @@ def test_a_spread_larger_than_the_differences_puts_trials_in_doubt() -> None:
 
 
 def test_clear_differences_decide_among_wild_steps() -> None:
-    found = trials([0.30, 0.45, 0.36, 0.40], [0.35, 0.50, 0.40, 0.45], [0.10, 0.15, 0.12, 0.13])
-    assert choose(found, "chain", ALONE)[0] == found[2]
+    timed = trials([0.30, 0.45, 0.36, 0.40], [0.35, 0.50, 0.40, 0.45], [0.10, 0.15, 0.12, 0.13])
+    assert choose(timed, "chain", ALONE)[0] == timed[2]
 
 
 def test_a_trial_takes_a_fifth_of_a_second_in_4_to_6_steps() -> None:
@@ -165,4 +165,4 @@ def test_the_interval_on_shared_cores() -> None:
 
 
 def test_a_search_of_equal_buckets_has_them_among_its_trials() -> None:
-    assert {one.setting.end_ratio for one in candidates(INPUTS._replace(nodes=1))} == {1}
+    assert {candidate.setting.end_ratio for candidate in candidates(INPUTS._replace(nodes=1))} == {1}

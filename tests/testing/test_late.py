@@ -11,8 +11,8 @@ def order_of(seed: int) -> list[tuple[int, int]]:
     late, queues, ran = Late(), [Queue(0), Queue(0), Queue(1)], list[tuple[int, int]]()
     late.reseed(seed)
     for work in range(10):
-        for number, queue in enumerate(queues):
-            late.put(queue, lambda number=number, work=work: ran.append((number, work)))
+        for index, queue in enumerate(queues):
+            late.put(queue, lambda index=index, work=work: ran.append((index, work)))
         if work == 3:
             late.put(queues[1], late.point(queues[0]))
     late.run_device(0)
@@ -23,7 +23,7 @@ def order_of(seed: int) -> list[tuple[int, int]]:
 def test_works_of_a_queue_run_in_order_and_after_the_points_that_it_waits_for() -> None:
     for seed in range(100):
         ran = order_of(seed)
-        assert all([work for queue, work in ran if queue == number] == list(range(10)) for number in range(3))
+        assert all([work for queue, work in ran if queue == index] == list(range(10)) for index in range(3))
         assert ran.index((0, 3)) < ran.index((1, 4))
 
 
@@ -42,10 +42,10 @@ def test_what_nobody_waits_for_may_not_run_and_reseed_runs_it() -> None:
 
 def test_long_chains_of_points_are_followed() -> None:
     late, queues, ran = Late(), [Queue(0) for _ in range(300)], list[int]()
-    for number, queue in enumerate(queues):
-        late.put(queue, lambda number=number: ran.append(number))
-        if number + 1 < len(queues):
-            late.put(queues[number + 1], late.point(queue))
+    for index, queue in enumerate(queues):
+        late.put(queue, lambda index=index: ran.append(index))
+        if index + 1 < len(queues):
+            late.put(queues[index + 1], late.point(queue))
     late.run_to(late.point(queues[-1]))
     assert ran == list(range(300))
 
@@ -63,16 +63,16 @@ def test_threads_put_and_wait_at_the_same_time() -> None:
     late, queues, ran = Late(), [Queue(0) for _ in range(4)], [list[int]() for _ in range(4)]
     late.reseed(3)
 
-    def use(number: int) -> None:
+    def use(index: int) -> None:
         for work in range(300):
-            late.put(queues[number], lambda work=work: ran[number].append(work))
+            late.put(queues[index], lambda work=work: ran[index].append(work))
             if random.random() < 0.1:
-                late.put(queues[number], late.point(queues[number - 1]))
+                late.put(queues[index], late.point(queues[index - 1]))
             if random.random() < 0.1:
-                late.run_to(late.point(queues[number]))
-                assert ran[number] == list(range(work + 1))
+                late.run_to(late.point(queues[index]))
+                assert ran[index] == list(range(work + 1))
 
-    threads = [threading.Thread(target=use, args=(number,)) for number in range(4)]
+    threads = [threading.Thread(target=use, args=(index,)) for index in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

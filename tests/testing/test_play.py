@@ -18,15 +18,15 @@ from unisono.testing.play import InProcessWorld, carry_out
 
 def call(ranks: int, act: Callable[[InProcessWorld], Any]) -> list[Any]:
     """Return what `act` returns on each of so many ranks, which call it together."""
-    found: list[Any] = [None] * ranks
+    results: list[Any] = [None] * ranks
 
     def store(_: Any, __: Task, world: Any) -> None:
-        found[world.rank] = act(world)
+        results[world.rank] = act(world)
 
     operation = Operation("call", store, role=Role.COLLECTIVE)
     task = Task(operation, 1, COMMUNICATION)
     carry_out([None] * ranks, [Member(rank, task) for rank in range(ranks)])
-    return found
+    return results
 
 
 def own(world: InProcessWorld, length: int) -> torch.Tensor:
@@ -40,27 +40,28 @@ def test_a_reduce_scatter_and_an_all_gather_are_an_allreduce(ranks: int, length:
         return world.all_gather(world.reduce_scatter(own(world, length)), torch.empty(length))
 
     total = ranks * torch.arange(length) + 100 * sum(range(ranks))
-    for one, other in zip(
+    for composed, allreduced in zip(
         call(ranks, both), call(ranks, lambda world: world.allreduce(own(world, length))), strict=True
     ):
-        assert torch.equal(one, other)
-        assert torch.equal(one, total.float())
+        assert torch.equal(composed, allreduced)
+        assert torch.equal(composed, total.float())
 
 
 def test_a_wire_rounds_each_chunk_twice() -> None:
     term = torch.full((4,), 1 + 2**-9)  # between two numbers of bfloat16
-    for one in call(2, lambda world: world.allreduce(term.clone(), wire="bfloat16")):
-        assert one.tolist() == [2.0] * 4
-    for rank, one in enumerate(call(2, lambda world: world.reduce_scatter(term.clone(), wire="bfloat16"))):
-        assert one.tolist() == [2.0] * (bounds(4, 2, rank)[1] - bounds(4, 2, rank)[0])
+    for result in call(2, lambda world: world.allreduce(term.clone(), wire="bfloat16")):
+        assert result.tolist() == [2.0] * 4
+    for rank, chunk in enumerate(call(2, lambda world: world.reduce_scatter(term.clone(), wire="bfloat16"))):
+        assert chunk.tolist() == [2.0] * (bounds(4, 2, rank)[1] - bounds(4, 2, rank)[0])
 
 
 def test_chunks_and_tensors_go_to_their_ranks() -> None:
-    assert [one.tolist() for one in call(2, lambda world: world.all_to_all(own(world, 4)))] == [
+    assert [tensor.tolist() for tensor in call(2, lambda world: world.all_to_all(own(world, 4)))] == [
         [0, 1, 100, 101],
         [2, 3, 102, 103],
     ]
-    assert [one.tolist() for one in call(3, lambda world: world.broadcast(own(world, 2), root=1))] == [[100, 101]] * 3
+    broadcast = call(3, lambda world: world.broadcast(own(world, 2), root=1))
+    assert [tensor.tolist() for tensor in broadcast] == [[100, 101]] * 3
     assert call(3, lambda world: world.all_gather_object(world.rank)) == [[0, 1, 2]] * 3
     assert call(2, InProcessWorld.barrier) == [None, None]
 

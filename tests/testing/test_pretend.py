@@ -98,21 +98,21 @@ def test_the_host_cannot_read_the_memory() -> None:
 
 
 def test_devices_do_not_mix() -> None:
-    here, zero, one = torch.ones(3), torch.ones(3, device="pretend:0"), torch.ones(3, device="pretend:1")
+    host, first, second = torch.ones(3), torch.ones(3, device="pretend:0"), torch.ones(3, device="pretend:1")
     mixes: list[Callable[[], Any]] = [
-        lambda: here + zero,
-        lambda: zero * one,
-        lambda: zero.add_(here),
-        lambda: torch.cat([zero, here]),
-        lambda: torch.dot(zero, one),
-        lambda: nn.functional.linear(zero, torch.ones(2, 3)),
-        lambda: nn.functional.embedding(torch.tensor([0]), zero.view(3, 1)),
-        lambda: torch.where(zero > 0, zero, one),
+        lambda: host + first,
+        lambda: first * second,
+        lambda: first.add_(host),
+        lambda: torch.cat([first, host]),
+        lambda: torch.dot(first, second),
+        lambda: nn.functional.linear(first, torch.ones(2, 3)),
+        lambda: nn.functional.embedding(torch.tensor([0]), first.view(3, 1)),
+        lambda: torch.where(first > 0, first, second),
     ]
     for mix in mixes:
         with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
             mix()
-    assert (zero * torch.tensor(2.0)).tolist() == [2, 2, 2]
+    assert (first * torch.tensor(2.0)).tolist() == [2, 2, 2]
 
 
 def test_errors_of_shapes_come_at_the_call_and_of_values_later(pretend: Any) -> None:
@@ -166,8 +166,8 @@ def test_training_gives_the_numbers_of_the_host() -> None:
         reseed(seed)
         optimizer, device = optimizers[seed % 4], f"pretend:{seed // 4 % 2}"
         there, here = trained(device, seed, optimizer), trained("cpu", seed, optimizer)
-        for one, other in zip(there, here, strict=True):
-            assert torch.allclose(one.cpu(), other, rtol=0, atol=1e-12)
+        for result, expected in zip(there, here, strict=True):
+            assert torch.allclose(result.cpu(), expected, rtol=0, atol=1e-12)
 
 
 def test_random_numbers_come_from_the_seed_not_from_the_schedule(pretend: Any) -> None:
@@ -274,7 +274,7 @@ def exchange(without: str = "") -> bool:
     if without != "record_stream":
         gradient.record_stream(side)
     del gradient
-    busy = [first * number for number in range(5)]  # one of them may have the gradient's memory
+    busy = [first * factor for factor in range(5)]  # one of them may have the gradient's memory
     if without != "host waits":
         sent.synchronize()
     host.add_(1)
@@ -344,23 +344,23 @@ def test_a_backward_pass_runs_on_the_streams_of_the_forward_pass() -> None:
 def test_threads_have_their_own_streams_and_backward_passes() -> None:
     wrong = []
 
-    def use(number: int) -> None:
+    def use(index: int) -> None:
         pretend = torch.get_device_module("pretend")
-        pretend.set_device(number % 2)
+        pretend.set_device(index % 2)
         stream = pretend.Stream()
         for step in range(10):
             with pretend.stream(stream):
-                weight = torch.full((4,), float(number), device="pretend", requires_grad=True)
+                weight = torch.full((4,), float(index), device="pretend", requires_grad=True)
                 (weight * weight * step).sum().backward()
                 host = torch.empty(4, pin_memory=True)
                 host.copy_(weight.grad, non_blocking=True)
             stream.synchronize()
-            if host.tolist() != [2.0 * number * step] * 4:
-                wrong.append((number, step, host.tolist()))
+            if host.tolist() != [2.0 * index * step] * 4:
+                wrong.append((index, step, host.tolist()))
 
     for seed in range(3):
         reseed(seed)
-        threads = [threading.Thread(target=use, args=(number,)) for number in range(4)]
+        threads = [threading.Thread(target=use, args=(index,)) for index in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -59,7 +59,7 @@ ORDER = [NAMES.index(name) for name in ("first.weight", "first.bias", "second.we
 def batches_of(ranks: int, steps: int, samples: Sequence[int]) -> list[list[Batch | None]]:
     """For each rank its batches; `samples` says how many samples each has, over and over; 0 is none."""
     generator = torch.Generator().manual_seed(1)
-    found: list[list[Batch | None]] = []
+    batches: list[list[Batch | None]] = []
     for rank in range(ranks):
         mine: list[Batch | None] = []
         for step in range(steps):
@@ -67,8 +67,8 @@ def batches_of(ranks: int, steps: int, samples: Sequence[int]) -> list[list[Batc
             inputs = torch.randn(count, FEATURES, generator=generator, dtype=torch.float64)
             labels = torch.randint(0, CLASSES, (count,), generator=generator)
             mine.append(Batch(inputs, labels) if count else None)
-        found.append(mine)
-    return found
+        batches.append(mine)
+    return batches
 
 
 def optimizer_of(net: nn.Module) -> torch.optim.Optimizer:
@@ -105,7 +105,7 @@ def serially(batches: list[list[Batch | None]], events: Sequence[Step], clip: fl
         if not event.synchronize:
             continue
         optimizer.zero_grad()
-        weights = [sum(len(one.labels) for e in waiting if (one := mine[e.number])) for mine in batches]
+        weights = [sum(len(own_batch.labels) for e in waiting if (own_batch := mine[e.number])) for mine in batches]
         for mine, weight in zip(batches, weights, strict=True):
             for step in waiting:
                 if (batch := mine[step.number]) is not None:
@@ -118,8 +118,8 @@ def serially(batches: list[list[Batch | None]], events: Sequence[Step], clip: fl
     return net
 
 
-def close(one: nn.Module, other: nn.Module, tolerance: float = 1e-12) -> None:
-    for name, value in one.state_dict().items():
+def close(net: nn.Module, other: nn.Module, tolerance: float = 1e-12) -> None:
+    for name, value in net.state_dict().items():
         torch.testing.assert_close(value, other.state_dict()[name], rtol=0, atol=tolerance, msg=name)
 
 
@@ -145,7 +145,7 @@ def test_bsp_is_one_model_that_sees_all_samples(
     nodes: int,
 ) -> None:
     """Uneven and empty batches, accumulation, clipping, a parameter without a gradient; all ranks the same bits."""
-    events = [Step(number, one) for number, one in enumerate([*synchronize, True])]
+    events = [Step(step, synchronized) for step, synchronized in enumerate([*synchronize, True])]
     batches = batches_of(ranks, len(events), samples)
     if not any(batch for mine in batches for batch in mine):
         return
@@ -173,7 +173,7 @@ def test_phases_are_one_sum_on_uneven_nodes(wire: str | None) -> None:
 @pytest.mark.parametrize("updates", Updates)
 def test_averaging_weights_in_each_step_is_averaging_gradients(ranks: int, updates: Updates) -> None:
     """Theano-MPI: AWAGD at the same rate. With momentum the mean of updated weights is the update of the mean."""
-    events = [Step(number) for number in range(4)]
+    events = [Step(step) for step in range(4)]
     batches = batches_of(ranks, len(events), [4])
     layout = layout_of(ranks, updates=updates, deferred=updates is not Updates.OUTSIDE)
     nets, gradients = (train(rule, layout, batches, events) for rule in (LocalSGD(every=1), BSP()))
@@ -209,7 +209,7 @@ def test_a_sum_adds_each_ranks_mean_gradient(ranks: int, samples: list[int], see
 def test_averaged_weights_at_k_times_the_rate_are_summed_gradients(ranks: int, momentum: float) -> None:
     """Theano-MPI section 4: AWAGD at the rate k r is SUBGD at r. Each worker keeps the momentum of its own gradients;
     their sum is the momentum of the sum."""
-    events = [Step(number) for number in range(4)]
+    events = [Step(step) for step in range(4)]
     batches, layout = batches_of(ranks, len(events), [4]), layout_of(ranks)
     averaged = train(LocalSGD(every=1), layout, batches, events, optimizer=sgd(0.1 * ranks, momentum))
     summed = train(BSP(scale="sum"), layout, batches, events, optimizer=sgd(0.1, momentum))
@@ -218,7 +218,7 @@ def test_averaged_weights_at_k_times_the_rate_are_summed_gradients(ranks: int, m
 
 def test_averaged_weights_and_summed_gradients_differ_in_weight_decay_and_clipping() -> None:
     """At k times the rate the weights decay k times as fast; and each worker clips its own gradient, not the sum."""
-    events = [Step(number) for number in range(4)]
+    events = [Step(step) for step in range(4)]
     batches, layout = batches_of(2, len(events), [4]), layout_of(2)
 
     def distance(decay: float, summed_decay: float, clip: float | None = None) -> float:
@@ -234,17 +234,17 @@ def test_averaged_weights_and_summed_gradients_differ_in_weight_decay_and_clippi
 
 def test_ranks_are_equal_after_an_average_and_differ_between() -> None:
     batches = batches_of(3, 6, [4])
-    events = [Step(number) for number in range(6)]
+    events = [Step(step) for step in range(6)]
     rule = LocalSGD(every=3)
-    one, two, _ = train(rule, layout_of(3), batches, events)
-    close(one, two, 0.0)
-    one, two, _ = train(rule, layout_of(3), batches, events[:5])
-    assert not torch.equal(one.first.weight, two.first.weight)
+    net, other, _ = train(rule, layout_of(3), batches, events)
+    close(net, other, 0.0)
+    net, other, _ = train(rule, layout_of(3), batches, events[:5])
+    assert not torch.equal(net.first.weight, other.first.weight)
 
 
 def test_clipping_of_local_gradients() -> None:
     batches = batches_of(1, 4, [4])
-    events = [Step(number) for number in range(4)]
+    events = [Step(step) for step in range(4)]
     (net,) = train(LocalSGD(every=2), layout_of(1, clip=0.05), batches, events)
     close(net, serially(batches, events, 0.05))
 
@@ -252,7 +252,7 @@ def test_clipping_of_local_gradients() -> None:
 def test_playing_by_the_clock_takes_the_predicted_time_with_the_same_result() -> None:
     """A slow link: what is trained is the same, and when each task would have ended is told."""
     batches = batches_of(2, 3, [4])
-    events = [Step(number) for number in range(3)]
+    events = [Step(step) for step in range(3)]
     layout = layout_of(2)
     costs = Costs(layout, Computing((0.0,) * 5, (2.0,) * 5, 2.0), Cost(0.0, 10.0))
     nets = [model(), model()]
@@ -307,7 +307,7 @@ def deep() -> nn.Sequential:
 def deep_layout(ranks: int, buckets: int) -> Layout:
     """Sixteen parameters in so many buckets, those of the last layers first."""
     order = list(range(15, -1, -1))
-    ends = [16 * number // buckets for number in range(buckets + 1)]
+    ends = [16 * bucket // buckets for bucket in range(buckets + 1)]
     return Layout(ranks, 16, tuple(Bucket(1, tuple(order[a:b])) for a, b in pairwise(ends)))
 
 
@@ -327,10 +327,10 @@ def test_any_number_of_ranks_and_buckets(ranks: int, buckets: int) -> None:
         nets, layout = [deep() for _ in range(ranks)], deep_layout(ranks, buckets)
         loss = nn.functional.cross_entropy
         each = zip(nets, batches, strict=True)
-        replicas = [InProcessReplica(one, optimizer_of(one), loss, layout, mine) for one, mine in each]
+        replicas = [InProcessReplica(rank_net, optimizer_of(rank_net), loss, layout, mine) for rank_net, mine in each]
         play_in_process(rule, replicas, [Step(0), Step(1)], ranks)
-        for one in nets[1:]:
-            close(one, nets[0], 1e-15)
+        for rank_net in nets[1:]:
+            close(rank_net, nets[0], 1e-15)
         if isinstance(rule, BSP):
             close(nets[0], net)
 
@@ -351,11 +351,15 @@ def test_split_parameters_are_averaged_by_their_holders_and_clipped_once(overlap
     serial = model()
     inputs, labels = (torch.cat([share[0][at] for share in shares]) for at in range(2))  # type: ignore[index]
     nn.functional.cross_entropy(serial(inputs), labels).backward()
-    squares = {name: float(one.grad.norm() ** 2) for name, one in serial.named_parameters() if one.grad is not None}
-    norm = sum((2 if name.startswith("second") else 1) * one for name, one in squares.items()) ** 0.5
-    for one in serial.parameters():
-        if one.grad is not None and clip is not None:
-            one.grad.mul_(min(1.0, clip / (norm + 1e-6)))
+    squares = {
+        name: float(parameter.grad.norm() ** 2)
+        for name, parameter in serial.named_parameters()
+        if parameter.grad is not None
+    }
+    norm = sum((2 if name.startswith("second") else 1) * square for name, square in squares.items()) ** 0.5
+    for parameter in serial.parameters():
+        if parameter.grad is not None and clip is not None:
+            parameter.grad.mul_(min(1.0, clip / (norm + 1e-6)))
     optimizer_of(serial).step()
     for net in nets:
         close(net, serial)

@@ -32,8 +32,12 @@ def groups(net: nn.Module, decay: float) -> list[dict[str, Any]]:
     """Weights of layers decay, biases do not, and learn at another rate."""
     named = list(net.named_parameters())
     return [
-        {"params": [one for name, one in named if name.endswith("weight")], "weight_decay": decay},
-        {"params": [one for name, one in named if not name.endswith("weight")], "weight_decay": 0.0, "lr": 0.02},
+        {"params": [parameter for name, parameter in named if name.endswith("weight")], "weight_decay": decay},
+        {
+            "params": [parameter for name, parameter in named if not name.endswith("weight")],
+            "weight_decay": 0.0,
+            "lr": 0.02,
+        },
     ]
 
 
@@ -49,7 +53,7 @@ OPTIMIZERS: dict[str, Optimizers] = {
 
 def batches_of(ranks: int, steps: range, samples: Sequence[int]) -> list[list[Batch | None]]:
     """Batches of each rank in these steps; `samples` has the number of samples of each, over and over; 0 is none."""
-    found: list[list[Batch | None]] = []
+    batches: list[list[Batch | None]] = []
     for rank in range(ranks):
         mine: list[Batch | None] = []
         for step in steps:
@@ -57,17 +61,17 @@ def batches_of(ranks: int, steps: range, samples: Sequence[int]) -> list[list[Ba
             generator = torch.Generator().manual_seed(1000 * step + rank)
             inputs = torch.randn(count, FEATURES, generator=generator, dtype=torch.float64)
             mine.append(Batch(inputs, inputs[:, :CLASSES].argmax(1)) if count else None)
-        found.append(mine)
-    return found
+        batches.append(mine)
+    return batches
 
 
-def shares_of(whole: Sequence[Batch], ranks: int) -> list[list[Batch | None]]:
+def shares_of(batches: Sequence[Batch], ranks: int) -> list[list[Batch | None]]:
     """The same global batches, in equal shares of so many ranks."""
-    size = len(whole[0].labels) // ranks
+    size = len(batches[0].labels) // ranks
     return [
         [
-            Batch(one.inputs[rank * size : (rank + 1) * size], one.labels[rank * size : (rank + 1) * size])
-            for one in whole
+            Batch(batch.inputs[rank * size : (rank + 1) * size], batch.labels[rank * size : (rank + 1) * size])
+            for batch in batches
         ]
         for rank in range(ranks)
     ]
@@ -116,7 +120,7 @@ def test_sharded_updates_are_those_of_the_unsharded_network(
     seed: int,
 ) -> None:
     """Uneven and empty batches, accumulation, clipping, decay of some parameters, one without a gradient."""
-    events = [Step(number, one) for number, one in enumerate([*synchronize, True, True])]
+    events = [Step(step, synchronized) for step, synchronized in enumerate([*synchronize, True, True])]
     batches = batches_of(ranks, range(len(events)), samples)
     layout = layout_of(ranks, updates=updates, clip=clip, deferred=updates is not Updates.OUTSIDE)
     sharded = replace(layout, layer_norms=name in ("lars", "lamb"), halves=halves)
@@ -133,76 +137,79 @@ def test_sharded_updates_are_those_of_the_unsharded_network(
 )
 def test_losses_are_those_of_one_rank(ranks: int, name: str) -> None:
     """With clipping, in any order of tasks; 24 samples a step, whatever the number of ranks."""
-    whole = [one for one in batches_of(1, range(12), [24])[0] if one is not None]
+    batches = [batch for batch in batches_of(1, range(12), [24])[0] if batch is not None]
     norms = name in ("lars", "lamb")
-    events = [Step(number) for number in range(12)]
-    reference = losses(BSP(), layout_of(1, clip=0.3), whole, events, name)
-    found = losses(Sharded(), layout_of(ranks, clip=0.3, layer_norms=norms), whole, events, name)
-    assert found == pytest.approx(reference, abs=1e-9)
+    events = [Step(step) for step in range(12)]
+    reference = losses(BSP(), layout_of(1, clip=0.3), batches, events, name)
+    sharded = losses(Sharded(), layout_of(ranks, clip=0.3, layer_norms=norms), batches, events, name)
+    assert sharded == pytest.approx(reference, abs=1e-9)
     assert reference[-1] < reference[0]
 
 
 def losses(
-    rule: BSP | Sharded, layout: Layout, whole: Sequence[Batch], events: Sequence[Step], name: str
+    rule: BSP | Sharded, layout: Layout, batches: Sequence[Batch], events: Sequence[Step], name: str
 ) -> list[float]:
     nets = [model() for _ in range(layout.ranks)]
     optimizers = [OPTIMIZERS[name](net) for net in nets]
-    found = []
+    values = []
     for event in events:
-        batch = whole[event.number]
-        found.append(float(nn.functional.cross_entropy(nets[-1](batch.inputs), batch.labels).detach()))
+        batch = batches[event.number]
+        values.append(float(nn.functional.cross_entropy(nets[-1](batch.inputs), batch.labels).detach()))
         shares = shares_of([batch], layout.ranks)
         play_in_process(rule, replicas_of(layout, nets, optimizers, shares), [event], seed=event.number)
-    return found
+    return values
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_a_run_resumes_on_other_numbers_of_ranks(name: str) -> None:
     """State is joined as if unsharded, and cut again: on 4, 1, 3 and 8 ranks; the last part is unsharded."""
-    whole = [one for one in batches_of(1, range(10), [24])[0] if one is not None]
+    batches = [batch for batch in batches_of(1, range(10), [24])[0] if batch is not None]
     norms, at = name in ("lars", "lamb"), 0
     net, state = model(), dict[int, dict[str, Any]]()
     for ranks, steps in ((4, 2), (1, 2), (3, 2), (8, 2)):
-        events = [Step(number) for number in range(at, at + steps)]
+        events = [Step(step) for step in range(at, at + steps)]
         nets = [model() for _ in range(ranks)]
-        optimizers = [OPTIMIZERS[name](one) for one in nets]
+        optimizers = [OPTIMIZERS[name](rank_net) for rank_net in nets]
         layout = layout_of(ranks, layer_norms=norms)
-        shares = shares_of(whole[at : at + steps], ranks)
+        shares = shares_of(batches[at : at + steps], ranks)
         replicas = replicas_of(layout, nets, optimizers, shares)
-        for rank, (one, optimizer, replica) in enumerate(zip(nets, optimizers, replicas, strict=True)):
-            one.load_state_dict(net.state_dict())
+        for rank, (rank_net, optimizer, replica) in enumerate(zip(nets, optimizers, replicas, strict=True)):
+            rank_net.load_state_dict(net.state_dict())
             replica.rank = rank
             for segment in segments(replica):
                 if segment.parameter in state:
-                    parameter = list(one.parameters())[segment.parameter]
+                    parameter = list(rank_net.parameters())[segment.parameter]
                     optimizer.state |= cut(state[segment.parameter], parameter, dense_strides(parameter), [segment])  # type: ignore[arg-type]
         play_in_process(Sharded(), replicas, events)
         net, at = nets[0], at + steps
         state = whole_state(optimizers, net)
     optimizer = OPTIMIZERS[name](net)
-    for number, parameter in enumerate(net.parameters()):
-        if state.get(number):
-            optimizer.state[parameter] = state[number]
+    for index, parameter in enumerate(net.parameters()):
+        if state.get(index):
+            optimizer.state[parameter] = state[index]
     play_in_process(
         BSP(),
-        replicas_of(layout_of(1), [net], [optimizer], shares_of(whole[at:], 1)),
-        [Step(n) for n in range(at, 10)],
+        replicas_of(layout_of(1), [net], [optimizer], shares_of(batches[at:], 1)),
+        [Step(step) for step in range(at, 10)],
     )
-    alone, _ = train(BSP(), layout_of(1), shares_of(whole, 1), [Step(number) for number in range(10)], name)
+    alone, _ = train(BSP(), layout_of(1), shares_of(batches, 1), [Step(step) for step in range(10)], name)
     close(net, alone[0], 1e-9)
 
 
 def segments(replica: InProcessReplica) -> Iterator[Segment]:
     for placed in replica.segments.values():
-        yield from (one.segment for one in placed)
+        yield from (placed_segment.segment for placed_segment in placed)
 
 
 def whole_state(optimizers: Sequence[torch.optim.Optimizer], net: nn.Module) -> dict[int, dict[str, Any]]:
-    parts: dict[int, list[Any]] = {number: [] for number in range(len(NAMES))}
+    parts: dict[int, list[Any]] = {index: [] for index in range(len(NAMES))}
     for optimizer in optimizers:
         for segment, state in optimizer.state.items():
             parts[segment.parameter].append((segment, state))  # type: ignore[attr-defined]
-    return {number: join(parts[number], one, dense_strides(one)) for number, one in enumerate(net.parameters())}
+    return {
+        index: join(parts[index], parameter, dense_strides(parameter))
+        for index, parameter in enumerate(net.parameters())
+    }
 
 
 @pytest.mark.parametrize("ranks", [(0, 1), (1,)])
@@ -226,26 +233,26 @@ def test_4_ranks_have_a_quarter_of_the_state_each(name: str) -> None:
     """Bytes of all tensors, at most 0.26 of the unsharded; `tests/mpi/reducer/test_sharded.py` counts them over MPI."""
     torch.manual_seed(0)
     wide = nn.Sequential(nn.Linear(FEATURES, 300), nn.Tanh(), nn.Linear(300, CLASSES)).double()
-    whole = [one for one in batches_of(1, range(2), [24])[0] if one is not None]
+    batches = [batch for batch in batches_of(1, range(2), [24])[0] if batch is not None]
     sizes = []
     for ranks, rule in ((1, BSP()), (4, Sharded())):
         layout = replace(Layout(ranks, 4, (Bucket(1, (3, 2)), Bucket(1, (1, 0)))), layer_norms=name == "lamb")
         nets = [copy.deepcopy(wide) for _ in range(ranks)]
         optimizers = [OPTIMIZERS[name](net) for net in nets]
-        play_in_process(rule, replicas_of(layout, nets, optimizers, shares_of(whole, ranks)), [Step(0), Step(1)])
-        sizes.append([nbytes(one) for one in optimizers])
+        play_in_process(rule, replicas_of(layout, nets, optimizers, shares_of(batches, ranks)), [Step(0), Step(1)])
+        sizes.append([nbytes(optimizer) for optimizer in optimizers])
     assert max(sizes[1]) <= 0.26 * sizes[0][0]
 
 
 def nbytes(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of an optimizer's state."""
     states = optimizer.state.values()
-    return sum(one.nbytes for state in states for one in state.values() if isinstance(one, torch.Tensor))
+    return sum(value.nbytes for state in states for value in state.values() if isinstance(value, torch.Tensor))
 
 
 def test_a_wire_rounds_gradients_and_leaves_ranks_equal() -> None:
     rule = Sharded(Exchange("direct", "bfloat16"))
-    batches, events = batches_of(3, range(3), [4]), [Step(number) for number in range(3)]
+    batches, events = batches_of(3, range(3), [4]), [Step(step) for step in range(3)]
     nets, _ = train(rule, layout_of(3), batches, events, "momentum")
     exact, _ = train(BSP(), layout_of(3), batches, events, "momentum")
     close(nets[1], nets[0], 0.0)
@@ -255,7 +262,7 @@ def test_a_wire_rounds_gradients_and_leaves_ranks_equal() -> None:
 
 @pytest.mark.parametrize("rule", [BSP, Sharded])
 def test_exact_sums_leave_ranks_equal_and_are_those_of_floats_up_to_the_last_bits(rule: type[BSP]) -> None:
-    batches, events = batches_of(3, range(3), [4]), [Step(number) for number in range(3)]
+    batches, events = batches_of(3, range(3), [4]), [Step(step) for step in range(3)]
     nets, _ = train(rule(Exchange(wire="exact")), layout_of(3), batches, events, "momentum")
     floats, _ = train(BSP(), layout_of(3), batches, events, "momentum")
     close(nets[1], nets[0], 0.0)

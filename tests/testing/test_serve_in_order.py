@@ -48,27 +48,27 @@ def played(
     layout = Layout(ranks, LAYOUT.parameters, LAYOUT.buckets)
     nets = [model() for _ in steps]
     workers = [
-        InProcessReplica(net, optimizer_of(net), nn.functional.cross_entropy, layout, batches(number, count))
-        for number, (net, count) in enumerate(zip(nets, steps, strict=True))
+        InProcessReplica(net, optimizer_of(net), nn.functional.cross_entropy, layout, batches(worker, count))
+        for worker, (net, count) in enumerate(zip(nets, steps, strict=True))
     ]
     centres = serve_in_order(rule, workers, orders, steps, seed)
     return nets, {key: flat for centre in centres for key, flat in centre.flats.items()}
 
 
 def initial(net: nn.Module, layout: Layout) -> dict[int, torch.Tensor]:
-    parameters = [one.detach().reshape(-1) for one in net.parameters()]
-    found = {}
+    parameters = [parameter.detach().reshape(-1) for parameter in net.parameters()]
+    values = {}
     for key in layout.keys:
         bucket = layout.bucket(key)
-        whole = tuple((0, len(parameters[number])) for number in bucket.parameters)
-        parts = zip(bucket.parameters, bucket.ranges or whole, strict=True)
-        found[key] = torch.cat([parameters[number][a:b] for number, (a, b) in parts])
-    return found
+        full_ranges = tuple((0, len(parameters[index])) for index in bucket.parameters)
+        parts = zip(bucket.parameters, bucket.ranges or full_ranges, strict=True)
+        values[key] = torch.cat([parameters[index][a:b] for index, (a, b) in parts])
+    return values
 
 
 def written_out(alpha: float, period: int, order: Sequence[int], steps: Sequence[int]) -> tuple[list[nn.Module], list]:
     """The equations: gradient and elastic force of the same weights, one worker after another."""
-    nets, centre = [model() for _ in steps], [one.detach().clone() for one in model().parameters()]
+    nets, centre = [model() for _ in steps], [parameter.detach().clone() for parameter in model().parameters()]
     optimizers, left = [optimizer_of(net) for net in nets], [iter(batches(n, c)) for n, c in enumerate(steps)]
     made = [0] * len(steps)
 
@@ -96,8 +96,8 @@ def written_out(alpha: float, period: int, order: Sequence[int], steps: Sequence
 
 
 def assert_close(net: nn.Module, other: nn.Module) -> None:
-    for one, its in zip(net.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(one, its, rtol=0, atol=1e-12)
+    for parameter, expected in zip(net.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected, rtol=0, atol=1e-12)
 
 
 @settings(max_examples=10)
@@ -109,7 +109,7 @@ def assert_close(net: nn.Module, other: nn.Module) -> None:
     st.integers(0, 1 << 20),
 )
 def test_easgd_is_the_equations_of_the_paper(workers: int, period: int, alpha: float, overlap: str, seed: int) -> None:
-    steps = [4 + number for number in range(workers)]
+    steps = [4 + worker for worker in range(workers)]
     (order,) = random_arrivals([count // period for count in steps], 1, seed)
     nets, centre = played(EASGD(overlap=overlap, alpha=alpha, period=period), [order], steps, seed)
     expected, its = written_out(alpha, period, order, steps)
@@ -127,11 +127,11 @@ def test_easgd_is_the_equations_of_the_paper(workers: int, period: int, alpha: f
 def test_the_same_orders_give_the_same_bits_and_others_do_not() -> None:
     rule, steps = EASGD(servers=2, server="thread"), [5, 5, 5]
     orders = random_arrivals([5, 5, 5], 2, 1)
-    _, one = played(rule, orders, steps, seed=1)
+    _, first = played(rule, orders, steps, seed=1)
     _, same = played(rule, orders, steps, seed=2)
     _, other = played(rule, random_arrivals([5, 5, 5], 2, 3), steps, seed=1)
-    assert all(torch.equal(one[key], same[key]) for key in one)
-    assert not all(torch.equal(one[key], other[key]) for key in one)
+    assert all(torch.equal(first[key], same[key]) for key in first)
+    assert not all(torch.equal(first[key], other[key]) for key in first)
 
 
 def test_an_exchange_moves_both_ends_by_the_same_and_keeps_their_sum() -> None:

@@ -15,7 +15,7 @@ def naive(scores: list[list[int]], labels: list[int], guesses: int) -> int:
     """How many labels are among the best guesses of their row; no two scores of a row are equal."""
     right = 0
     for row, label in zip(scores, labels, strict=True):
-        right += label in sorted(range(len(row)), key=lambda number: -row[number])[:guesses]
+        right += label in sorted(range(len(row)), key=lambda guess: -row[guess])[:guesses]
     return right
 
 
@@ -30,23 +30,23 @@ def guessed(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
 def test_it_counts_what_is_among_the_best_guesses(batches: list[tuple[list[list[int]], list[int]]]) -> None:
     for scores, labels in batches:
         classes = len(scores[0]) if scores else 7
-        found = count(torch.tensor(scores, dtype=torch.float32).reshape(-1, classes), torch.tensor(labels).long())
-        assert found[:3].tolist() == [
+        counts = count(torch.tensor(scores, dtype=torch.float32).reshape(-1, classes), torch.tensor(labels).long())
+        assert counts[:3].tolist() == [
             naive(scores, labels, 1),
             naive(scores, labels, 5),
             len(labels) if classes > 5 else 0,
         ]
         if not labels:
             continue
-        accuracy = accuracy_of(found, len(labels))
+        accuracy = accuracy_of(counts, len(labels))
         assert accuracy.top1 == naive(scores, labels, 1) / len(labels)
         assert accuracy.top5 is None if classes <= 5 else accuracy.top1 <= accuracy.top5 <= 1
 
 
 def test_the_example() -> None:
-    found = accuracy_of(count(torch.tensor([[0.1, 0.7, 0.2, 0, 0, 0]]), torch.tensor([2])), 1)
-    assert (found.top1, found.top5, round(found.loss, 2)) == (0.0, 1.0, 1.79)
-    assert found.perplexity == pytest.approx(exp(found.loss))
+    accuracy = accuracy_of(count(torch.tensor([[0.1, 0.7, 0.2, 0, 0, 0]]), torch.tensor([2])), 1)
+    assert (accuracy.top1, accuracy.top5, round(accuracy.loss, 2)) == (0.0, 1.0, 1.79)
+    assert accuracy.perplexity == pytest.approx(exp(accuracy.loss))
 
 
 def test_of_texts_each_token_counts() -> None:
@@ -89,10 +89,10 @@ def test_auxiliary_scores_weigh_three_tenths_each() -> None:
     own, first, second = (cross_entropy(each, LABELS).item() for each in scores)
     assert loss.item() == pytest.approx(own + 0.3 * (first + second))
     loss.backward()
-    for number, each in enumerate(scores):
-        alone = drawn(number)
+    for index, each in enumerate(scores):
+        alone = drawn(index)
         cross_entropy(alone, LABELS).backward()
-        torch.testing.assert_close(each.grad, alone.grad * (0.3 if number else 1.0))
+        torch.testing.assert_close(each.grad, alone.grad * (0.3 if index else 1.0))
 
 
 def test_of_texts_it_is_the_mean_over_all_tokens() -> None:

@@ -16,19 +16,19 @@ from unisono.transports.exact import checksum
 @pytest.mark.parametrize("fraction", [0.1, 0.3, 1.0])
 def test_the_fraction_of_all_shares_is_computed_again(shares: int, ranks: int, fraction: float) -> None:
     steps = 1 if fraction == 1 else 6000
-    found = [choose_rechecks(0, step, fraction, shares, ranks) for step in range(steps)]
-    count = sum(map(len, found))
+    chosen_of_steps = [choose_rechecks(0, step, fraction, shares, ranks) for step in range(steps)]
+    count = sum(map(len, chosen_of_steps))
     assert count == pytest.approx(fraction * shares * steps, rel=0.1)
-    for chosen in found:
-        assert len({one.share for one in chosen}) == len(chosen)
-        assert all(one.owner == (ranks * (one.share + 1) - 1) // shares for one in chosen)
-        assert all((one.owner != one.checker) == (ranks > 1) for one in chosen)
+    for chosen in chosen_of_steps:
+        assert len({recheck.share for recheck in chosen}) == len(chosen)
+        assert all(recheck.owner == (ranks * (recheck.share + 1) - 1) // shares for recheck in chosen)
+        assert all((recheck.owner != recheck.checker) == (ranks > 1) for recheck in chosen)
         if shares % ranks == 0:
-            assert len(set(Counter(one.checker for one in chosen).values())) <= 1, "all ranks do as much"
+            assert len(set(Counter(recheck.checker for recheck in chosen).values())) <= 1, "all ranks do as much"
 
 
 def test_all_pairs_of_ranks_check_each_other() -> None:
-    pairs = {one[1:] for step in range(50) for one in choose_rechecks(0, step, 1, 4, 4)}
+    pairs = {recheck[1:] for step in range(50) for recheck in choose_rechecks(0, step, 1, 4, 4)}
     assert len(pairs) == 12
 
 

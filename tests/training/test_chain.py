@@ -39,10 +39,10 @@ def test_each_line_covers_the_one_before(tmp_path: Path) -> None:
 
 
 def test_a_run_that_resumes_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> None:
-    whole = chain_of(tmp_path, 5).read_bytes()
+    uninterrupted = chain_of(tmp_path, 5).read_bytes()
     with (tmp_path / "chain.jsonl").open("ab") as file:
         file.write(b'{"step": 6, "sam')  # killed while it wrote
-    assert chain_of(tmp_path, 5, before=3).read_bytes() == whole
+    assert chain_of(tmp_path, 5, before=3).read_bytes() == uninterrupted
 
 
 def test_steps_without_hashes_begin_anew(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_settings_that_change_no_bit_change_no_digest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "expected"),
     [
         ({}, ""),
         ({"weights": "?"}, "the weights, after the same sum of gradients"),
@@ -80,5 +80,5 @@ def test_settings_that_change_no_bit_change_no_digest(tmp_path: Path) -> None:
         ({"samples": ["?", "s1"], "gradients": ["?", "g1"]}, "the samples of share 0"),
     ],
 )
-def test_what_differs_first(change: dict[str, object], words: str) -> None:
-    assert difference(asdict(hashes(1)), replace(hashes(1), **change)) == words
+def test_what_differs_first(change: dict[str, object], expected: str) -> None:
+    assert difference(asdict(hashes(1)), replace(hashes(1), **change)) == expected

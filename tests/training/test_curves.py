@@ -45,8 +45,8 @@ def test_the_image_names_each_run() -> None:
         Curve("other", (1,), (10.0,), (0.25,), ()),
     ]
     drawn = draw(curves, "a title").decode()
-    for words in ("one, top-1", "one, top-5", ">other<", "seconds", "epochs", "test accuracy", "a title"):
-        assert words in drawn
+    for text in ("one, top-1", "one, top-5", ">other<", "seconds", "epochs", "test accuracy", "a title"):
+        assert text in drawn
 
 
 def test_metrics_of_a_run_are_lines_of_json(tmp_path: Path) -> None:
@@ -60,9 +60,9 @@ def test_runs_on_texts_are_compared_by_perplexity(tmp_path: Path) -> None:
         add_metrics(tmp_path / name, line(1, 0.5, test_perplexity=perplexity, test_top5=0.9))
     (tmp_path / "image").mkdir()
     add_metrics(tmp_path / "image", line(1, 0.25))
-    one, other = curves_of([tmp_path / "one", tmp_path / "other"])
-    assert (one.values, other.values, one.top5) == ((8.0,), (4.0,), ())
-    assert one.measure is other.measure is PERPLEXITY
+    first, second = curves_of([tmp_path / "one", tmp_path / "other"])
+    assert (first.values, second.values, first.top5) == ((8.0,), (4.0,), ())
+    assert first.measure is second.measure is PERPLEXITY
     assert [curve.values for curve in curves_of([tmp_path / "one", tmp_path / "image"])] == [(0.5,), (0.25,)]
 
 

@@ -42,8 +42,8 @@ def test_what_is_newer_than_the_cut_is_removed(tmp_path: Path) -> None:
     for epoch, step in enumerate((20, 30, 40)):
         run_directory.add_metrics(tmp_path, {"epoch": epoch + 1, "step": step})
     log = EventLog(tmp_path, 0)
-    for number in range(5):
-        log.add(number=number, worker=number % 2)
+    for exchange in range(5):
+        log.add(number=exchange, worker=exchange % 2)
     log.close()
     discard_after(tmp_path, 30, [3])
     assert snapshots(tmp_path, 2) == [["step-000000020", "step-000000030"]] * 2
@@ -65,23 +65,23 @@ SECOND = Reply(6, workers=(WorkerProgress(3, 4), WorkerProgress(3, 5)))
 
 def test_each_server_resumes_with_its_own_numbers(tmp_path: Path) -> None:
     save(tmp_path / "checkpoints", centre_checkpoint(8, {"w": torch.zeros(1)}, [FIRST, SECOND], "digits"))
-    found = load_cut(tmp_path)
-    assert found is not None and found.seats == SeatCounts(2, 2)
-    states = resumed_states(found.replies)
-    assert [one.exchanges for one in states] == [7, 6]
-    assert [one.workers for one in states] == [FIRST.workers, SECOND.workers]
-    assert [one.samples for one in states] == [600, 600]
+    loaded = load_cut(tmp_path)
+    assert loaded is not None and loaded.seats == SeatCounts(2, 2)
+    states = resumed_states(loaded.replies)
+    assert [state.exchanges for state in states] == [7, 6]
+    assert [state.workers for state in states] == [FIRST.workers, SECOND.workers]
+    assert [state.samples for state in states] == [600, 600]
 
 
 def test_centres_and_snapshots_of_older_releases_open(tmp_path: Path) -> None:
     """One server has served 3 exchanges of two workers, of 7 and 6 steps."""
     numbers = [3, 52, 48, 3, 1, 0, 2.5, 12, 13, 4.0, 1.5, 0.1, 0.2, 0.3, 0.4, 0.5, 7, 1, 6, 2]
-    progress = {"epoch": 1, "data": "digits", "seconds": 4.0, "servers": [[float(one) for one in numbers]]}
+    progress = {"epoch": 1, "data": "digits", "seconds": 4.0, "servers": [[float(number) for number in numbers]]}
     save(tmp_path / "checkpoints", Checkpoint(13, {"w": torch.ones(1)}, {}, progress))
-    found = load_cut(tmp_path, SeatCounts(2, 1))
-    assert found is not None and found.seats == SeatCounts(2, 1)
-    assert [one.step for one in found.replies[0].workers] == [7, 6]
-    (state,) = resumed_states(found.replies)
+    loaded = load_cut(tmp_path, SeatCounts(2, 1))
+    assert loaded is not None and loaded.seats == SeatCounts(2, 1)
+    assert [worker.step for worker in loaded.replies[0].workers] == [7, 6]
+    (state,) = resumed_states(loaded.replies)
     assert (state.exchanges, state.samples, state.epoch, state.epoch_began) == (3, 48, 1, 2.5)
     old = WorkerCounters(**{"step": 7, "samples": 4, "loss": 1.5, "known": 48})
     assert old == WorkerCounters(7, 4, 1.5, 48)
@@ -91,8 +91,8 @@ def test_logs_are_cut_where_each_server_resumes(tmp_path: Path) -> None:
     """Server 2 was there before the run had two servers."""
     for server in range(3):
         log = EventLog(tmp_path, server)
-        for number in range(9):
-            log.add(number=number, worker=number % 2)
+        for exchange in range(9):
+            log.add(number=exchange, worker=exchange % 2)
         log.close()
     discard_after(tmp_path, 8, (7, 6))
     assert [len(read_order(tmp_path, server)) for server in range(2)] == [7, 6]
@@ -101,28 +101,28 @@ def test_logs_are_cut_where_each_server_resumes(tmp_path: Path) -> None:
 
 def test_a_new_server_begins_with_0() -> None:
     states = resumed_states([FIRST, SECOND])
-    assert [one.exchanges for one in resized(states, 2, 3)] == [7, 6, 0]
-    assert [one.exchanges for one in resized(states, 5, 1)] == [7]
+    assert [state.exchanges for state in resized(states, 2, 3)] == [7, 6, 0]
+    assert [state.exchanges for state in resized(states, 5, 1)] == [7]
 
 
-def centre(home: Path, cut: int, number: int, orders: Order = Order.SAVE | Order.CENTRE) -> None:
-    reply = Reply(number, orders=orders, workers=(WorkerProgress(4, 6), WorkerProgress(3, 5)))
+def centre(home: Path, cut: int, exchange: int, orders: Order = Order.SAVE | Order.CENTRE) -> None:
+    reply = Reply(exchange, orders=orders, workers=(WorkerProgress(4, 6), WorkerProgress(3, 5)))
     save(home / "checkpoints", centre_checkpoint(cut, {"w": torch.zeros(1)}, [reply], "digits"))
 
 
 def test_the_newest_centre_with_all_snapshots_is_used(tmp_path: Path) -> None:
     """Worker 1 has not come since the cut 20. 30 and 35 would let it begin without state of its optimizer."""
-    for cut, number in ((20, 10), (30, 15), (35, 18)):
-        centre(tmp_path, cut, number)
+    for cut, exchange in ((20, 10), (30, 15), (35, 18)):
+        centre(tmp_path, cut, exchange)
         snapshot(tmp_path, 0, cut)
     snapshot(tmp_path, 1, 20)
-    found = load_cut(tmp_path, SeatCounts(2, 1))
-    assert found is not None and (found.centre.step, found.replies[0].exchanges) == (20, 10)
+    loaded = load_cut(tmp_path, SeatCounts(2, 1))
+    assert loaded is not None and (loaded.centre.step, loaded.replies[0].exchanges) == (20, 10)
     newest = load_cut(tmp_path)
     assert newest is not None and newest.centre.step == 35
     for others in (SeatCounts(3, 1), SeatCounts(2, 2)):  # they use no snapshots
-        found = load_cut(tmp_path, others)
-        assert found is not None and found.centre.step == 35
+        loaded = load_cut(tmp_path, others)
+        assert loaded is not None and loaded.centre.step == 35
     (line,) = discard_after(tmp_path, 20, [10])
     assert "step-000000030, step-000000035: removed" in line
     assert checkpoint_names(tmp_path / "checkpoints") == ["step-000000020"]
@@ -130,16 +130,16 @@ def test_the_newest_centre_with_all_snapshots_is_used(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_had_died_before_is_not_waited_for(tmp_path: Path) -> None:
-    for cut, number in ((20, 10), (30, 15)):
-        centre(tmp_path, cut, number)
+    for cut, exchange in ((20, 10), (30, 15)):
+        centre(tmp_path, cut, exchange)
         snapshot(tmp_path, 0, cut)
     snapshot(tmp_path, 1, 20)
     log = EventLog(tmp_path, 0)
     log.add(died=1, number=15)
     log.close()
     for _ in range(2):  # and not the second time
-        found = load_cut(tmp_path, SeatCounts(2, 1))
-        assert found is not None and found.centre.step == 30
+        loaded = load_cut(tmp_path, SeatCounts(2, 1))
+        assert loaded is not None and loaded.centre.step == 30
         assert discard_after(tmp_path, 30, [15]) == []
 
 
@@ -148,19 +148,19 @@ def test_a_final_centre_is_used_without_snapshots(tmp_path: Path) -> None:
     for worker in range(2):
         snapshot(tmp_path, worker, 20)
     centre(tmp_path, 30, 15, Order.CENTRE)
-    found = load_cut(tmp_path, SeatCounts(2, 1))
-    assert found is not None and found.centre.step == 30
+    loaded = load_cut(tmp_path, SeatCounts(2, 1))
+    assert loaded is not None and loaded.centre.step == 30
 
 
 def test_a_damaged_centre_is_renamed_and_the_next_one_used(tmp_path: Path) -> None:
-    for cut, number in ((20, 10), (30, 15)):
-        centre(tmp_path, cut, number)
+    for cut, exchange in ((20, 10), (30, 15)):
+        centre(tmp_path, cut, exchange)
         for worker in range(2):
             snapshot(tmp_path, worker, cut)
     (tmp_path / "checkpoints" / "step-000000030" / "weights.safetensors").write_bytes(b"")
-    found = load_cut(tmp_path, SeatCounts(2, 1))
-    assert found is not None and found.centre.step == 20
-    (line,) = discard_after(tmp_path, 20, [10], damaged=found.damaged)
+    loaded = load_cut(tmp_path, SeatCounts(2, 1))
+    assert loaded is not None and loaded.centre.step == 20
+    (line,) = discard_after(tmp_path, 20, [10], damaged=loaded.damaged)
     assert "it is now step-000000030.torn, and the previous one is used" in line
     assert checkpoint_names(tmp_path / "checkpoints") == ["step-000000020"]
 
@@ -184,8 +184,8 @@ def test_a_final_centre_needs_no_snapshots() -> None:
 def test_each_cut_is_tried_once(cuts: dict[int, set[int]], snapshots: list[set[int]]) -> None:
     order = cuts_to_try(cuts, snapshots)
     assert sorted(order) == sorted(cuts)
-    whole = [all(cut in snapshots[worker] for worker in cuts[cut]) for cut in order]
-    assert whole == sorted(whole, reverse=True)
+    complete = [all(cut in snapshots[worker] for worker in cuts[cut]) for cut in order]
+    assert complete == sorted(complete, reverse=True)
 
 
 EVENTS = (
@@ -199,4 +199,4 @@ EVENTS = (
 
 
 def test_the_dead_are_those_that_have_not_come_back() -> None:
-    assert [dead_before(EVENTS, number) for number in range(5)] == [set(), {1}, {1, 2}, {2}, {2}]
+    assert [dead_before(EVENTS, exchange) for exchange in range(5)] == [set(), {1}, {1, 2}, {2}, {2}]

@@ -55,9 +55,9 @@ def metrics_of(run: Path) -> list[tuple[float, ...]]:
 
 
 def weights_of(run: Path) -> dict[str, Any]:
-    found = load_newest(run / "checkpoints")[0].weights
-    assert {one.device.type for one in found.values()} == {"cpu"}
-    return found
+    weights = load_newest(run / "checkpoints")[0].weights
+    assert {weight.device.type for weight in weights.values()} == {"cpu"}
+    return weights
 
 
 def test_a_run_has_the_numbers_of_one_on_the_processor(
@@ -78,9 +78,9 @@ def test_a_run_has_the_numbers_of_one_on_the_processor(
         done = in_process("evaluate", str(run), "--device", name)
         assert done.returncode == 0, done.stderr
         scores[run, name] = json.loads((run / "evaluation.json").read_text())
-    assert len({one["top1"] for one in scores.values()}) == 1
-    assert [one["confusion"] for one in scores.values()] == [scores[here, "cpu"]["confusion"]] * 3
-    assert [one["loss"] for one in scores.values()] == [pytest.approx(scores[here, "cpu"]["loss"], rel=1e-12)] * 3
+    assert len({score["top1"] for score in scores.values()}) == 1
+    assert [score["confusion"] for score in scores.values()] == [scores[here, "cpu"]["confusion"]] * 3
+    assert [score["loss"] for score in scores.values()] == [pytest.approx(scores[here, "cpu"]["loss"], rel=1e-12)] * 3
 
     Image.new("L", (8, 8), 90).save(tmp_path / "grey.png")
     names = [in_process("predict", str(run), "grey.png").stdout for run in (here, there)]
@@ -109,14 +109,14 @@ def test_products_are_rounded_there(trained: Callable[..., str], device: torch.d
 
 
 def test_a_device_that_is_not_there_is_named(in_process: InProcess, device: torch.device) -> None:
-    for name, words in (
+    for name, message in (
         ("Nothing at all", 'there are "auto", "cpu" and the kinds that PyTorch has'),
         ("hpu", f"PyTorch finds {device.type} alone here"),
         (f"{device.type}:99", "numbered from 0"),
     ):
         done = in_process("train", "digits", "--ranks", "1", "--set", f"compute.device={name}")
         assert done.returncode == 2
-        assert words in done.stderr
+        assert message in done.stderr
         assert len(done.stderr.splitlines()) == 1
 
 

@@ -23,8 +23,8 @@ def rule_recipe(name: str, folder: str = "", overlap: str = "auto", **options: A
 
 def test_a_rule_gets_its_own_keys() -> None:
     recipe = rule_recipe("diloco", overlap="none", every=8, alpha=0.9, nesterov=False)
-    found = make_rule(Recipe(rule=recipe, exchange=ExchangeRecipe(wire="int8", bucket_megabytes=2)))
-    assert found == DiLoCo(Exchange(wire="int8", bucket_bytes=2 << 20), "none", every=8, nesterov=False)
+    rule = make_rule(Recipe(rule=recipe, exchange=ExchangeRecipe(wire="int8", bucket_megabytes=2)))
+    assert rule == DiLoCo(Exchange(wire="int8", bucket_bytes=2 << 20), "none", every=8, nesterov=False)
     assert make_rule(Recipe(rule=rule_recipe("local_sgd", every=5))) == LocalSGD(every=5)
 
 
@@ -69,7 +69,7 @@ def test_keys_of_the_rule_and_defaults_are_not(options: RuleRecipe) -> None:
 
 
 @pytest.mark.parametrize(
-    ("exchange", "nodes", "words"),
+    ("exchange", "nodes", "warning"),
     [
         ({"wire": "int8"}, 2, ""),
         ({}, 1, ""),
@@ -77,10 +77,10 @@ def test_keys_of_the_rule_and_defaults_are_not(options: RuleRecipe) -> None:
         ({"wire": "int8", "algorithm": "library"}, 2, 'no effect with exchange.algorithm = "library"'),
     ],
 )
-def test_a_wire_without_effect_is_told(exchange: dict[str, str], nodes: int, words: str) -> None:
+def test_a_wire_without_effect_is_told(exchange: dict[str, str], nodes: int, warning: str) -> None:
     lines = describe_wire(Recipe(exchange=ExchangeRecipe(**exchange)), nodes)
-    assert words in "".join(lines)
-    assert len(lines) == bool(words)
+    assert warning in "".join(lines)
+    assert len(lines) == bool(warning)
 
 
 def test_rules_of_the_table() -> None:

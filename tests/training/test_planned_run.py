@@ -44,7 +44,7 @@ from unisono.training.recipe import ParallelRecipe, find_recipe, make_rule, read
 MACHINE = find_machine("aws_c4_8xlarge")
 DEEP = plan_recipe(None, "cd_dnn", ["training.batch=256", "samples.train=2560"])
 NETWORK, TRACED = traced_network("cd_dnn", "", (440,), 1000)
-NAMES = [name for name, one in NETWORK.named_modules() if type(one) is nn.Linear]
+NAMES = [name for name, module in NETWORK.named_modules() if type(module) is nn.Linear]
 
 
 def run_of(*changes: str) -> PlannedRun:
@@ -68,7 +68,7 @@ def model_of(layers: Mapping[str, str] | str = "", ranks: int = 0) -> SplitModel
 def splits_of(model: SplitModel, cost: Cost = SLOW) -> dict[str, str]:
     """Splits in words."""
     facts, splits = model(4)
-    timed = tuple(replace(one, forward_seconds=1e-3, backward_seconds=2e-3) for one in facts)
+    timed = tuple(replace(layer, forward_seconds=1e-3, backward_seconds=2e-3) for layer in facts)
     links = GroupLinks(one_rank_per_node(4), *[LinkCosts(cost, cost)] * 2)
     chosen = choose_splits(inputs_of(timed, 256 / 4 / 2, links))
     return {name: str(split) for name, split in (chosen.splits if splits is None else splits).items()}
@@ -113,24 +113,24 @@ def test_changes_are_of_the_recipe_or_the_machine_and_made_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("change", "expected"),
     [
         ("rule.nmae=bsp", r"unknown key rule.nmae; did you mean rule.name\?"),
         ("nodes=2", "give a factor above 0 for bandwidth, .* or a key of the recipe, as in exchange.wire=bfloat16"),
         ("bandwidth=2x,", "give a factor above 0"),
     ],
 )
-def test_other_words_are_refused(words: str, expected: str) -> None:
+def test_other_words_are_refused(change: str, expected: str) -> None:
     with pytest.raises(UsageError, match=expected):
-        what_if(DEEP, MACHINE, words)
+        what_if(DEEP, MACHINE, change)
 
 
 def test_the_shape_of_a_sample() -> None:
     assert sample_shape("") == ()
     assert sample_shape("3x224x192") == (3, 224, 192)
-    for words in ("3x", "0x3", "3*3"):
+    for shape in ("3x", "0x3", "3*3"):
         with pytest.raises(UsageError, match="give the shape of a sample"):
-            sample_shape(words)
+            sample_shape(shape)
     with pytest.raises(UsageError, match="has 27,000,000,000 numbers: the limit is 1,000,000,000"):
         sample_shape(f"3x{10**9}x9")
 
@@ -138,8 +138,8 @@ def test_the_shape_of_a_sample() -> None:
 def test_a_network_takes_no_memory_for_weights_and_the_random_numbers_stay() -> None:
     before = torch.random.get_rng_state()
     network, _ = traced_network("small_convnet", "", (1, 8, 8), 10)
-    assert sum(one.numel() for one in network.parameters()) > 1000
-    assert all(one.is_meta for one in network.parameters())
+    assert sum(weight.numel() for weight in network.parameters()) > 1000
+    assert all(weight.is_meta for weight in network.parameters())
     assert torch.equal(before, torch.random.get_rng_state())
     example = example_of(network, (1, 8, 8), 2)
     assert (example.shape, example.dtype, example.is_meta) == ((2, 1, 8, 8), torch.float32, True)
@@ -157,25 +157,30 @@ def test_split_layers_have_a_row_where_they_are_faster() -> None:
     for rule in ("bsp", "sharded"):
         _, rows = planned_by(rule)
         assert [(row.rule, row.nodes) for row in rows] == [(rule, 1), (rule, 4), (f"{rule} + split layers", 4)]
-        _, whole, split = rows
-        assert split.step < whole.step / 1.1
+        _, unsplit, split = rows
+        assert split.step < unsplit.step / 1.1
         assert split.split
-        assert split.memory.weights < whole.memory.weights
+        assert split.memory.weights < unsplit.memory.weights
 
 
 def test_layers_add_up_to_the_row() -> None:
     run, rows = planned_by("bsp")
     for row in (rows[0], rows[-1]):  # the last one is that with splits
         layers = layers_of(replace(run, nodes=row.nodes), row.split)
-        assert sum(one.computing for one in layers) == pytest.approx(row.computing)
-        assert sum(one.gradients + one.activations for one in layers) == pytest.approx(row.communicating, rel=0.01)
-        assert make_plan({one.name: one.parallelism for one in layers if one.parallelism != "data"}).splits == row.split
+        assert sum(layer.computing for layer in layers) == pytest.approx(row.computing)
+        assert sum(layer.gradients + layer.activations for layer in layers) == pytest.approx(
+            row.communicating, rel=0.01
+        )
+        assert (
+            make_plan({layer.name: layer.parallelism for layer in layers if layer.parallelism != "data"}).splits
+            == row.split
+        )
 
 
 def test_layers_have_the_wire_of_the_row() -> None:
     narrow = replace(DEEP, exchange=replace(DEEP.exchange, wire="bfloat16"))
     layers, wide = (layers_of(planned_run(recipe, MACHINE, 4), {}) for recipe in (narrow, DEEP))
-    assert sum(one.gradients for one in layers) < 0.55 * sum(one.gradients for one in wide)
+    assert sum(layer.gradients for layer in layers) < 0.55 * sum(layer.gradients for layer in wide)
 
 
 def test_the_layers_of_a_recipe_are_whole_on_one_rank() -> None:
@@ -185,8 +190,8 @@ def test_the_layers_of_a_recipe_are_whole_on_one_rank() -> None:
 
 def test_facts_are_those_of_the_traced_layers() -> None:
     facts, _ = model_of()(4)
-    assert sum(one.parameter_bytes for one in facts) == sum(one.parameter_bytes for one in TRACED.layers)
-    assert [one.name for one in facts if one.splits] == NAMES
+    assert sum(layer.parameter_bytes for layer in facts) == sum(layer.parameter_bytes for layer in TRACED.layers)
+    assert [layer.name for layer in facts if layer.splits] == NAMES
 
 
 def test_layers_are_chosen_by_prediction_where_a_recipe_names_none() -> None:
@@ -196,27 +201,27 @@ def test_layers_are_chosen_by_prediction_where_a_recipe_names_none() -> None:
 
 
 def test_a_recipes_layers_are_split_as_it_says() -> None:
-    words = {NAMES[1]: "column 2 gives part", NAMES[2]: "row 2 takes part", NAMES[4]: "row 4 gives part"}
-    words[NAMES[5]] = "column 4 takes part"
-    model = model_of(words)
-    assert splits_of(model) == words
-    whole = model_of({NAMES[1]: "column"})
-    assert splits_of(whole) == {NAMES[1]: "column 4"}
+    splits = {NAMES[1]: "column 2 gives part", NAMES[2]: "row 2 takes part", NAMES[4]: "row 4 gives part"}
+    splits[NAMES[5]] = "column 4 takes part"
+    model = model_of(splits)
+    assert splits_of(model) == splits
+    single = model_of({NAMES[1]: "column"})
+    assert splits_of(single) == {NAMES[1]: "column 4"}
     pair = model_of({NAMES[1]: "column gives part", NAMES[2]: "row takes part"}, 2)
     assert splits_of(pair) == {NAMES[1]: "column 2 gives part", NAMES[2]: "row 2 takes part"}
 
 
 @pytest.mark.parametrize(
-    ("layers", "words"),
+    ("layers", "message"),
     [
         ({"0": "column 3"}, "groups of 3 do not divide 4 ranks"),
         ({"0": "column 4 gives part"}, "part"),
         ({"nowhere": "column"}, "which the model does not have"),
     ],
 )
-def test_splits_that_cannot_be_planned(layers: Mapping[str, str], words: str) -> None:
+def test_splits_that_cannot_be_planned(layers: Mapping[str, str], message: str) -> None:
     model = model_of({NAMES[int(at)] if at.isdecimal() else at: how for at, how in layers.items()})
-    with pytest.raises(UsageError, match=words) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         splits_of(model)
     assert "\n" not in str(caught.value)
 
@@ -241,9 +246,9 @@ def test_a_pack_has_its_samples_bytes_and_pixels(image_samples: Callable[..., Pa
         part = find(image_samples(tmp_path / "source" / name, count=count))[""]
         pack(part, tmp_path / "pack" / name, PackOptions(stripes=2), 1, lambda: None)
     files = sorted((tmp_path / "source" / "train").rglob("*.jpg"))
-    found = samples_of(DataOptions(pack=str(tmp_path / "pack"), size=24, threads=3, groups=2))
+    samples = samples_of(DataOptions(pack=str(tmp_path / "pack"), size=24, threads=3, groups=2))
     nbytes = round(sum(path.stat().st_size for path in files) / 12)
-    assert found == SampleRecipe("3x24x24", 2, 12, 4, nbytes, 40 * 32)
+    assert samples == SampleRecipe("3x24x24", 2, 12, 4, nbytes, 40 * 32)
 
 
 def inputs_of_first_layer(run: PlannedRun) -> tuple[int, ...]:
@@ -286,12 +291,12 @@ def test_number_format_and_threads_of_a_recipe_count_and_what_does_not_has_a_lin
 
 def test_of_a_pack_that_is_elsewhere_only_its_form_is_known() -> None:
     assert samples_of(DataOptions(pack="packs/nowhere", storage="replicated")) == SampleRecipe()
-    words = ["data.pack=packs/nowhere", "data.threads=3", "data.groups=2", "samples.shape=1x8x8"]
-    assert run_of(*words).samples == SampleFacts(threads=3, copies=2)
+    changes = ["data.pack=packs/nowhere", "data.threads=3", "data.groups=2", "samples.shape=1x8x8"]
+    assert run_of(*changes).samples == SampleFacts(threads=3, copies=2)
     (line,) = run_of("data.pack=packs/nowhere", "model.name=resnet8").notes
     assert line.startswith("samples of 3x32x32, the network's own: packs/nowhere is not here")
-    assert not run_of(*words).notes
-    assert run_of(*words, "data.groups=1", "data.storage=replicated").samples.copies == 0
+    assert not run_of(*changes).notes
+    assert run_of(*changes, "data.groups=1", "data.storage=replicated").samples.copies == 0
 
 
 def test_a_run_on_ranks_is_that_of_a_plan_and_refuses_what_is_not_predicted() -> None:

@@ -12,8 +12,8 @@ SPLIT = {"loading": 1.0, "computing": 7.0, "waiting": 2.0, "communicating": 5.0,
 
 def row(lines: list[str], begin: str) -> str:
     """The one row of a table whose first column begins so, without its frame."""
-    (found,) = [line for line in lines if line.strip("│ ").startswith(begin)]
-    return " ".join(found.replace("│", " ").split())
+    (match,) = [line for line in lines if line.strip("│ ").startswith(begin)]
+    return " ".join(match.replace("│", " ").split())
 
 
 def test_a_line_for_each_epoch_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,12 +56,12 @@ def test_a_narrow_terminal_folds_lines_between_words(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     on_terminal(monkeypatch, 60)
-    words = " ".join(f"{number / 7:.3f}" for number in range(100))
+    message = " ".join(f"{index / 7:.3f}" for index in range(100))
     with ProgressDisplay(show=True, epochs=1, live=False) as report:
-        report.log(words)
+        report.log(message)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 60
-    assert " ".join(line.strip() for line in lines) == words
+    assert " ".join(line.strip() for line in lines) == message
 
 
 def test_a_bar_has_the_loss_of_its_own_epoch_in_a_narrow_terminal(

@@ -57,7 +57,7 @@ def test_a_recipe_survives_toml(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ("training.epoch=3", "unknown key training.epoch; did you mean training.epochs?"),
         ("rank=3", "unknown key rank; did you mean ranks?"),
@@ -100,10 +100,10 @@ def test_a_recipe_survives_toml(tmp_path: Path) -> None:
         ("epochs", "not of the form key=value"),
     ],
 )
-def test_a_bad_change_names_itself_and_the_nearest(change: str, words: str) -> None:
+def test_a_bad_change_names_itself_and_the_nearest(change: str, message: str) -> None:
     with pytest.raises(RecipeError) as caught:
         read_recipe(DIGITS, [change])
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert f"--set {change}" in str(caught.value)
 
 
@@ -217,29 +217,30 @@ def test_the_rule_of_an_older_runs_recipe_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rule", list(RULES))
 def test_a_recipe_can_set_every_option_of_a_rule_and_a_wrong_value_is_named(rule: str) -> None:
-    for key, one in own_options(rule).items():
-        assert read_recipe(DIGITS, [f"rule.name={rule}"]).rule.options[key] == one.default
+    for key, option in own_options(rule).items():
+        assert read_recipe(DIGITS, [f"rule.name={rule}"]).rule.options[key] == option.default
         with pytest.raises(RecipeError, match=rf"--set rule\.{key}=\[\]: rule\.{key} = \[\] is not"):
             read_recipe(DIGITS, [f"rule.name={rule}", f"rule.{key}=[]"])
 
 
 def test_the_table_of_recipes_for_imagenet_in_the_docs() -> None:
     rows = [line.split("|")[1:-1] for line in DOCS.read_text().splitlines() if line.startswith("| `imagenet")]
-    found = {}
+    table = {}
     for name, network, ranks, batch, epochs, rate, _ in ([cell.strip() for cell in row] for row in rows):
-        found[name.strip("`")] = network.strip("`"), *(int(cell.replace(",", "")) for cell in (ranks, batch, epochs))
+        table[name.strip("`")] = network.strip("`"), *(int(cell.replace(",", "")) for cell in (ranks, batch, epochs))
         recipe = read_recipe(RECIPES / f"{name.strip('`')}.toml")
         optimizer, training = recipe.optimizer, recipe.training
         scale = training.batch / optimizer.for_batch if optimizer.for_batch else 1
         course = f"a tenth every {optimizer.every:g} epochs"
         if optimizer.policy == "polynomial":
             course = f"polynomial, exponent {optimizer.power:g}"
-        peak, words = rate.split(", ", 1)
+        peak, policy = rate.split(", ", 1)
         assert float(peak) == pytest.approx(optimizer.learning_rate * scale, rel=1e-3)
-        assert words == course
+        assert policy == course
     recipes = {path.stem: read_recipe(path) for path in RECIPES.glob("imagenet*.toml")}
-    assert found == {
-        name: (one.model.name, one.ranks, one.training.batch, one.training.epochs) for name, one in recipes.items()
+    assert table == {
+        name: (recipe.model.name, recipe.ranks, recipe.training.batch, recipe.training.epochs)
+        for name, recipe in recipes.items()
     }
 
 
@@ -277,10 +278,10 @@ def test_the_effective_rate_is_that_of_the_paper(name: str) -> None:
 
 def test_easgd_is_theano_mpis_with_plain_momentum() -> None:
     """Nesterov's momentum would be EAMSGD, which Theano-MPI does not train with."""
-    found = {path.stem: read_recipe(path).optimizer for path in RECIPES.glob("*_easgd.toml")}
-    assert {name: (one.name, one.momentum, one.nesterov) for name, one in found.items()} == dict.fromkeys(
-        found, ("sgd", 0.9, False)
-    )
+    optimizers = {path.stem: read_recipe(path).optimizer for path in RECIPES.glob("*_easgd.toml")}
+    assert {
+        name: (optimizer.name, optimizer.momentum, optimizer.nesterov) for name, optimizer in optimizers.items()
+    } == dict.fromkeys(optimizers, ("sgd", 0.9, False))
 
 
 def test_every_recipe_of_the_package_is_found_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,5 +332,5 @@ def test_the_overlaps_are_those_of_step_programs() -> None:
 
     for name in OVERLAPS:
         assert read_recipe(DIGITS, [f"rule.overlap={name}"]).rule.overlap == name
-    choices = next(one for one in fields(RuleRecipe) if one.name == "overlap").metadata["one_of"]
+    choices = next(field for field in fields(RuleRecipe) if field.name == "overlap").metadata["one_of"]
     assert sorted(choices) == sorted(["auto", *OVERLAPS])

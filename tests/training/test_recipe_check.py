@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "training.md"
 
 def test_what_cannot_run_is_known_before_a_rank_is_started() -> None:
     check_run(read_recipe(DIGITS), 64)
-    for changes, ranks, words in (
+    for changes, ranks, message in (
         ([], 65, "65 ranks share batches of 64 samples"),
         (["training.batch=1438"], 1, "digits has 1437 samples"),
         (["data.name=mnist"], 1, "data.name = 'mnist'; there are digits"),
@@ -58,7 +58,7 @@ def test_what_cannot_run_is_known_before_a_rank_is_started() -> None:
         ),
         (["exchange.wire=float8"], 1, "exchange.wire = 'float8'; there are own, float32, float16, bfloat16"),
     ):
-        with pytest.raises(UsageError, match=words):
+        with pytest.raises(UsageError, match=message):
             check_run(read_recipe(DIGITS, changes), ranks)
 
 
@@ -67,8 +67,8 @@ def test_of_a_pack_it_is_known_too(tmp_path: Path) -> None:
     with pytest.raises(PackError, match="there is no such folder; create it with unisono pack SOURCE"):
         check_run(read_recipe(DIGITS, changes), 2)
     labels, sizes = np.arange(20) % 2, np.full(20, 4)
-    keys = [str(number) for number in range(20)]
-    source = Source(RAW, ("a", "b"), keys, labels, sizes, lambda number: bytes([number] * 4), (2, 2))
+    keys = [str(index) for index in range(20)]
+    source = Source(RAW, ("a", "b"), keys, labels, sizes, lambda index: bytes([index] * 4), (2, 2))
     pack(source, tmp_path / "data/train", PackOptions(stripes=1), 1, lambda: None)
     check_run(read_recipe(DIGITS, changes), 20)
     with pytest.raises(RecipeError, match=r"training\.batch = 21, but .*data has 20 samples to train on"):

@@ -48,8 +48,8 @@ def test_a_run_whose_period_an_older_release_measured_needs_a_number(tmp_path: P
     with pytest.raises(RecipeError, match=r'rule.every = "auto" was measured .*: --set rule.every=16'):
         recipe_of(tmp_path, ["training.epochs=3"])
     for changes in (["rule.every=8", "training.epochs=3"], ["training.epochs=3", "rule.every=8"]):
-        found = recipe_of(tmp_path, changes)
-        assert (found.rule.name, found.rule.options["every"], found.training.epochs) == ("local_sgd", 8, 3)
+        recipe = recipe_of(tmp_path, changes)
+        assert (recipe.rule.name, recipe.rule.options["every"], recipe.training.epochs) == ("local_sgd", 8, 3)
     assert past_recipe(tmp_path).rule.name == "local_sgd", "what it has written can be read"
 
 
@@ -151,10 +151,10 @@ def test_a_new_run_in_a_folder_that_is_in_use(tmp_path: Path) -> None:
 def test_what_steps_took_is_read_by_numpy(tmp_path: Path) -> None:
     seconds = np.arange(2 * 3 * 2, dtype=np.float32).reshape(2, 3, 2)
     write_steps(tmp_path, 7, seconds, ("loading", "computing"))
-    with np.load(tmp_path / STEPS / "epoch-0007.npz") as found:
-        assert found["kinds"].tolist() == ["loading", "computing"]
-        assert found["seconds"].dtype == np.float32
-        assert np.array_equal(found["seconds"], seconds)
+    with np.load(tmp_path / STEPS / "epoch-0007.npz") as archive:
+        assert archive["kinds"].tolist() == ["loading", "computing"]
+        assert archive["seconds"].dtype == np.float32
+        assert np.array_equal(archive["seconds"], seconds)
 
 
 def test_an_epoch_that_is_made_again_has_its_new_steps(tmp_path: Path) -> None:
@@ -162,8 +162,8 @@ def test_an_epoch_that_is_made_again_has_its_new_steps(tmp_path: Path) -> None:
     for epoch, steps in ((1, 4), (2, 3), (2, 5)):
         write_steps(tmp_path, epoch, np.full((1, steps, 1), epoch, np.float32), ("loading",))
     assert sorted(path.name for path in (tmp_path / STEPS).iterdir()) == ["epoch-0001.npz", "epoch-0002.npz"]
-    with np.load(tmp_path / STEPS / "epoch-0002.npz") as found:
-        assert found["seconds"].shape == (1, 5, 1)
+    with np.load(tmp_path / STEPS / "epoch-0002.npz") as archive:
+        assert archive["seconds"].shape == (1, 5, 1)
 
 
 def test_a_run_is_finished_if_its_last_epoch_has_metrics_and_a_complete_checkpoint(tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ def holder(tmp_path: Path, prepare: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_second_run_is_reported_the_holder(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
-    words = rf"is in use by process {holder.pid} on {socket.gethostname()}, since 20\d\d-"
-    with pytest.raises(UsageError, match=words):
+    message = rf"is in use by process {holder.pid} on {socket.gethostname()}, since 20\d\d-"
+    with pytest.raises(UsageError, match=message):
         RunLock().take(tmp_path)
 
 
@@ -77,16 +77,16 @@ def test_what_a_killed_run_held_is_free(tmp_path: Path, holder: subprocess.Popen
 
 @pytest.mark.usefixtures("prepare")
 def test_it_is_given_back_and_taken_again(tmp_path: Path) -> None:
-    one, other = RunLock(), RunLock()
+    first, second = RunLock(), RunLock()
     for _ in range(3):
-        one.take(tmp_path)
+        first.take(tmp_path)
         with pytest.raises(UsageError, match=f"is in use by process {os.getpid()} on"):
-            other.take(tmp_path)
-        one.release()
-        one.release()
+            second.take(tmp_path)
+        first.release()
+        first.release()
         assert list(tmp_path.iterdir()) == []
-        other.take(tmp_path)
-        other.release()
+        second.take(tmp_path)
+        second.release()
 
 
 @pytest.mark.usefixtures("prepare")

@@ -17,7 +17,7 @@ from unisono.training.signals import REPEAT_SECONDS, SignalHandlers, meaning
 
 
 @pytest.mark.parametrize(
-    ("number", "since_term", "expected"),
+    ("signum", "since_term", "expected"),
     [
         (signal.SIGUSR1, None, "save"),
         (signal.SIGUSR1, 5.0, "save"),
@@ -30,8 +30,8 @@ from unisono.training.signals import REPEAT_SECONDS, SignalHandlers, meaning
         (signal.SIGCHLD, 5.0, None),
     ],
 )
-def test_what_a_signal_means(number: int, since_term: float | None, expected: str | None) -> None:
-    assert meaning(number, since_term) == expected
+def test_what_a_signal_means(signum: int, since_term: float | None, expected: str | None) -> None:
+    assert meaning(signum, since_term) == expected
 
 
 def until(true: Callable[[], object]) -> None:
@@ -43,7 +43,7 @@ def until(true: Callable[[], object]) -> None:
 
 def test_signals_become_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REPEAT_SECONDS", 0.0)
-    before = [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)]
+    before = [signal.getsignal(signum) for signum in (signal.SIGUSR1, signal.SIGTERM)]
     asked = list[str]()
     with SignalHandlers(asked.append, lambda: asked.append("end"), asked.append) as signals:
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -55,7 +55,7 @@ def test_signals_become_requests(monkeypatch: pytest.MonkeyPatch) -> None:
         assert signals.stop
         os.kill(os.getpid(), signal.SIGTERM)
         until(lambda: asked == ["save", "stop", "end"])
-    assert [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)] == before
+    assert [signal.getsignal(signum) for signum in (signal.SIGUSR1, signal.SIGTERM)] == before
     assert not [thread for thread in threading.enumerate() if thread.name == "signals"]
 
 
@@ -101,16 +101,16 @@ with SignalHandlers(lambda asks: None, lambda: os._exit(143), print):
 
 def test_off_the_main_thread_nothing_is_changed() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    found = list[object]()
+    handlers = list[object]()
 
     def inside() -> None:
         with SignalHandlers(lambda asks: None, lambda: None, print):
-            found.append(signal.getsignal(signal.SIGTERM))
+            handlers.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=inside)
     thread.start()
     thread.join()
-    assert found == [before]
+    assert handlers == [before]
 
 
 def test_a_signal_that_comes_after_all_is_saved_changes_nothing() -> None:

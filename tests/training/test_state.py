@@ -52,14 +52,14 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize(("now", "data", "words"), CHANGES)
-def test_within_an_epoch_its_order_stays(now: Recipe, data: str, words: str) -> None:
-    with pytest.raises(RecipeError, match=words):
+@pytest.mark.parametrize(("now", "data", "message"), CHANGES)
+def test_within_an_epoch_its_order_stays(now: Recipe, data: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
         check_change(BEFORE, now, WITHIN, data)
 
 
-@pytest.mark.parametrize(("now", "data", "words"), CHANGES)
-def test_between_epochs_it_may_change(now: Recipe, data: str, words: str) -> None:
+@pytest.mark.parametrize(("now", "data", "message"), CHANGES)
+def test_between_epochs_it_may_change(now: Recipe, data: str, message: str) -> None:
     check_change(BEFORE, now, BETWEEN, data)
 
 

@@ -72,14 +72,14 @@ def test_measured_and_predicted_spans_of_a_step_are_on_one_clock(
     document = json.loads((tmp_path / "trace.json").read_text())
     check_trace(document)
     spans = [event for event in document["traceEvents"] if event["ph"] == "X"]
-    assert [(one["name"], one["ts"], one["dur"]) for one in spans if one["cat"] == "waiting"] == [
+    assert [(span["name"], span["ts"], span["dur"]) for span in spans if span["cat"] == "waiting"] == [
         ("wait for data", 0.0, 0.0)
     ]
-    forward = [one for one in spans if one["name"] == "forward"]
-    assert {one["cat"] for one in forward} == {"predicted"}
+    forward = [span for span in spans if span["name"] == "forward"]
+    assert {span["cat"] for span in forward} == {"predicted"}
     assert forward[0]["ts"] >= 1e6
-    assert sum(one["dur"] for one in forward) == 2 * 0.125 * 1e6
-    assert len([one for one in spans if one["name"] == "allreduce 1"]) == 2
+    assert sum(span["dur"] for span in forward) == 2 * 0.125 * 1e6
+    assert len([span for span in spans if span["name"] == "allreduce 1"]) == 2
 
 
 MAIN, COMMUNICATION, UPDATE = "main", "communication 0", "update 0"
@@ -91,36 +91,36 @@ def work(name: str, kind: str, lane: str, begin: float, end: float) -> TimelineS
     return TimelineSpan(name, kind, lane, begin, end, *((operation, int(key)) if key else ()))
 
 
-def named(found: list[Event], name: str) -> dict[int, object]:
+def named(trace: list[Event], name: str) -> dict[int, object]:
     """What metadata events of a name say of each lane."""
-    return {event["tid"]: next(iter(event["args"].values())) for event in found if event["name"] == name}
+    return {event["tid"]: next(iter(event["args"].values())) for event in trace if event["name"] == name}
 
 
-def arrows(found: list[Event]) -> dict[str, list[Event]]:
+def arrows(trace: list[Event]) -> dict[str, list[Event]]:
     """The flow events by their id."""
     by_id = defaultdict(list)
-    for event in found:
+    for event in trace:
         if event["ph"] in ("s", "t", "f"):
             by_id[event["id"]].append(event)
     return by_id
 
 
 def test_what_was_carried_out_in_microseconds() -> None:
-    found = list(events(3, [work("forward", "computing", MAIN, 0.5, 0.75)]))
-    assert [event for event in found if event["ph"] == "X"] == [
+    trace = list(events(3, [work("forward", "computing", MAIN, 0.5, 0.75)]))
+    assert [event for event in trace if event["ph"] == "X"] == [
         {"ph": "X", "name": "forward", "cat": "computing", "pid": 3, "tid": 0, "ts": 500_000.0, "dur": 250_000.0}
     ]
-    assert {"ph": "M", "name": "process_name", "pid": 3, "args": {"name": "rank 3"}} in found
+    assert {"ph": "M", "name": "process_name", "pid": 3, "args": {"name": "rank 3"}} in trace
 
 
 def test_each_span_is_in_its_lane_and_lanes_and_ranks_have_an_order() -> None:
     lanes = ["checkpoint", UPDATE, MAIN, "predicted main", UPDATE]
-    found = list(events(2, [work("work", "kind", lane, 0.0, 1.0) for lane in lanes]))
-    names = named(found, "thread_name")
+    trace = list(events(2, [work("work", "kind", lane, 0.0, 1.0) for lane in lanes]))
+    names = named(trace, "thread_name")
     assert names == {0: MAIN, 1: "predicted main", 2: UPDATE, 3: "checkpoint"}
-    assert named(found, "thread_sort_index") == {lane: lane for lane in names}
-    assert [names[event["tid"]] for event in found if event["ph"] == "X"] == lanes
-    assert [event["args"] for event in found if event["name"] == "process_sort_index"] == [{"sort_index": 2}]
+    assert named(trace, "thread_sort_index") == {lane: lane for lane in names}
+    assert [names[event["tid"]] for event in trace if event["ph"] == "X"] == lanes
+    assert [event["args"] for event in trace if event["name"] == "process_sort_index"] == [{"sort_index": 2}]
 
 
 class Drawn(NamedTuple):
@@ -134,7 +134,7 @@ class Drawn(NamedTuple):
 def drawn(draw: st.DrawFn) -> Drawn:
     """An exchange may begin long after its gradient, even in the backward pass of the next step, but before the next
     gradient of its bucket is packed. Times are exact."""
-    ticks = st.integers(1, 9).map(lambda number: number / 64)
+    ticks = st.integers(1, 9).map(lambda tick: tick / 64)
     keys = draw(st.integers(1, 4))
     updated = draw(st.sets(st.integers(1, keys)))  # not a bucket that completes no parameter
     spans, arrows, free = list[TimelineSpan](), Counter[tuple[TimelineSpan, ...]](), [0.0] * (keys + 1)
@@ -174,28 +174,28 @@ def drawn(draw: st.DrawFn) -> Drawn:
 @given(drawn())
 def test_an_arrow_for_each_bucket_and_step_from_gradient_to_exchange_to_update(drawn: Drawn) -> None:
     """Each leads through the spans of its own step, and through no others."""
-    found = list(events(1, drawn.spans))
-    lanes = {name: lane for lane, name in named(found, "thread_name").items()}
+    trace = list(events(1, drawn.spans))
+    lanes = {name: lane for lane, name in named(trace, "thread_name").items()}
     expected = Counter(
         tuple((span.name, lanes[span.lane], span.begin * 1e6, span.end * 1e6) for span in chain)
         for chain in drawn.arrows.elements()
     )
-    slices = [event for event in found if event["ph"] == "X"]
+    slices = [event for event in trace if event["ph"] == "X"]
     met: Counter[tuple[tuple[str, int, float, float], ...]] = Counter()
-    for arrow in arrows(found).values():
+    for arrow in arrows(trace).values():
         assert [event["ph"] for event in arrow] in (["s", "f"], ["s", "t", "f"])
         assert all(event["pid"] == 1 and event["bp"] == "e" for event in arrow)
         chain = []
         for event, what in zip(arrow, ("backward", "allreduce", "update"), strict=False):
             (inside,) = [
-                one
-                for one in slices
-                if one["tid"] == event["tid"]
-                and one["name"].partition(" ")[0] == what
+                span
+                for span in slices
+                if span["tid"] == event["tid"]
+                and span["name"].partition(" ")[0] == what
                 and (
-                    one["ts"] <= event["ts"] <= one["ts"] + one["dur"]
+                    span["ts"] <= event["ts"] <= span["ts"] + span["dur"]
                     if what == "backward"
-                    else one["ts"] == event["ts"]
+                    else span["ts"] == event["ts"]
                 )
             ]
             chain.append((inside["name"], inside["tid"], inside["ts"], inside["ts"] + inside["dur"]))
@@ -228,22 +228,22 @@ def step_of(begin: float, keys: int) -> list[TimelineSpan]:
 def test_arrows_of_all_ranks_have_names_of_their_own_and_all_is_as_the_format_demands() -> None:
     spans = [*step_of(0, 3), *step_of(1, 3)]
     ranks = [list(events(rank, spans)) for rank in range(3)]
-    for found in ranks:
-        assert len(arrows(found)) == 2 * 3
-        assert all([event["ph"] for event in arrow] == ["s", "t", "f"] for arrow in arrows(found).values())
-    assert len({name for found in ranks for name in arrows(found)}) == 3 * 2 * 3
+    for trace in ranks:
+        assert len(arrows(trace)) == 2 * 3
+        assert all([event["ph"] for event in arrow] == ["s", "t", "f"] for arrow in arrows(trace).values())
+    assert len({name for trace in ranks for name in arrows(trace)}) == 3 * 2 * 3
     written = json.loads(json.dumps(document([spans] * 3)))
     check_trace(written)
-    assert written["traceEvents"] == [event for found in ranks for event in found]
+    assert written["traceEvents"] == [event for trace in ranks for event in trace]
 
 
 times = st.floats(0, 1e5)
 
 
 @given(times, times, times)
-def test_spans_that_touch_still_do_in_the_trace(one: float, two: float, three: float) -> None:
+def test_spans_that_touch_still_do_in_the_trace(first: float, second: float, third: float) -> None:
     """Times have whole nanoseconds: sums of rounded microseconds would cross."""
-    begin, middle, end = sorted((one, two, three))
+    begin, middle, end = sorted((first, second, third))
     touching = [work("a", "kind", UPDATE, begin, middle), work("b", "kind", UPDATE, middle, end)]
     nested = [work("whole", "kind", MAIN, begin, end), work("part", "kind", MAIN, middle, end)]
     check_trace(document([[*touching, *nested]]))
@@ -407,9 +407,9 @@ def test_predicted_spans_neither_overlap_nor_begin_before_their_step(
     step = spans_of(steady_step(BSP(overlap=overlap), Costs(layout, computing, Cost(0.5, 1.0))))
     for begin in begins:
         alone = lay([(begin, step)])
-        assert min(one.begin for one in alone) >= begin
-    found = lay([(begin, step) for begin in sorted(begins)])
-    assert len(found) == len(begins) * len(step)
-    for lane in {one.lane for one in found}:
-        mine = [one for one in found if one.lane == lane]
+        assert min(span.begin for span in alone) >= begin
+    laid = lay([(begin, step) for begin in sorted(begins)])
+    assert len(laid) == len(begins) * len(step)
+    for lane in {span.lane for span in laid}:
+        mine = [span for span in laid if span.lane == lane]
         assert all(before.end <= after.begin for before, after in pairwise(mine))

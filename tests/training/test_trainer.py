@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from unisono.training import trainer as module
 from unisono.training.trainer import CONCURRENT_KINDS, KINDS, SEQUENTIAL_KINDS, Recorder
 
-QUARTERS = st.integers(0, 1000).map(lambda number: number / 4)  # their sums are exact in float32
+QUARTERS = st.integers(0, 1000).map(lambda quarter: quarter / 4)  # their sums are exact in float32
 
 
 def test_time_is_added_even_when_the_block_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,12 +40,12 @@ def test_each_step_has_what_was_added_in_it(steps: list[list[tuple[str, float]]]
             taken.append(recorder.take_steps())
     recorder.add("loading", 0.5)  # of a step that has not ended
     taken.append(recorder.take_steps())
-    found = np.concatenate(taken)
-    expected = [[sum(seconds for kind, seconds in added if kind == one) for one in KINDS] for added in steps]
-    assert found.dtype == np.float32
-    assert found.tolist() == expected
-    whole = dict(zip(KINDS, found.sum(axis=0).tolist(), strict=True))
-    assert recorder.split() == {**whole, "loading": whole["loading"] + 0.5}
+    recorded = np.concatenate(taken)
+    expected = [[sum(seconds for kind, seconds in added if kind == name) for name in KINDS] for added in steps]
+    assert recorded.dtype == np.float32
+    assert recorded.tolist() == expected
+    totals = dict(zip(KINDS, recorded.sum(axis=0).tolist(), strict=True))
+    assert recorder.split() == {**totals, "loading": totals["loading"] + 0.5}
 
 
 def test_nothing_taken_has_its_shape_too() -> None:
@@ -61,6 +61,6 @@ def test_steps_that_nobody_takes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch)
         recorder.end_step()
         most = max(most, len(recorder._steps) // len(KINDS))
     assert most == 8
-    found = recorder.take_steps()[:, KINDS.index("computing")].tolist()
-    assert 4 <= len(found) <= 8
-    assert found == [float(step) for step in range(50 - len(found), 50)]
+    seconds = recorder.take_steps()[:, KINDS.index("computing")].tolist()
+    assert 4 <= len(seconds) <= 8
+    assert seconds == [float(step) for step in range(50 - len(seconds), 50)]

@@ -109,12 +109,12 @@ def test_two_servers_resume_with_their_own_numbers(three_ranks: PersistentRanks,
     done = three_ranks(("train", "--resume", "mine"), tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     for server in range(2):
-        last, number = [-1] * 3, 0
+        last, exchange = [-1] * 3, 0
         for event in read_events(tmp_path / "mine", server):
-            assert event["number"] == number
+            assert event["number"] == exchange
             if "worker" in event:
-                assert event["stale"] == number - last[event["worker"]] - 1 <= 4
-                last[event["worker"]], number = number, number + 1
+                assert event["stale"] == exchange - last[event["worker"]] - 1 <= 4
+                last[event["worker"]], exchange = exchange, exchange + 1
         assert any("several servers" in event.get("inexact", "") for event in read_events(tmp_path / "mine", server))
 
 
@@ -142,8 +142,8 @@ def swapped_log(run: Path) -> None:
     path = log_path(run, 0)
     events = [json.loads(line) for line in path.read_text().splitlines()]
     first = next(n for n in range(10, len(events)) if events[n]["worker"] != events[n + 1]["worker"])
-    one, other = events[first], events[first + 1]
-    one["worker"], other["worker"] = other["worker"], one["worker"]
+    first_event, next_event = events[first], events[first + 1]
+    first_event["worker"], next_event["worker"] = next_event["worker"], first_event["worker"]
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
 
 

@@ -46,20 +46,20 @@ def check_trace(document: dict[str, Any]) -> None:
 
 def nanoseconds(microseconds: float) -> int:
     """Return a time in whole nanoseconds, to which Perfetto rounds. The trace must have no others."""
-    found = round(microseconds * 1e3)
-    assert found / 1e3 == microseconds
-    return found
+    rounded = round(microseconds * 1e3)
+    assert rounded / 1e3 == microseconds
+    return rounded
 
 
 def spans_of(events: Sequence[Event]) -> dict[Track, list[tuple[int, int]]]:
     """Return begin and end of the spans of each track, in nanoseconds, an outer span before those within it."""
-    found = defaultdict[Track, list[tuple[int, int]]](list)
+    spans_of_tracks = defaultdict[Track, list[tuple[int, int]]](list)
     for event in events:
         if event["ph"] == "X":
             begin, duration = nanoseconds(event["ts"]), nanoseconds(event["dur"])
             assert duration >= 0
-            found[event["pid"], event["tid"]].append((begin, begin + duration))
-    return {track: sorted(spans, key=lambda span: (span[0], -span[1])) for track, spans in found.items()}
+            spans_of_tracks[event["pid"], event["tid"]].append((begin, begin + duration))
+    return {track: sorted(spans, key=lambda span: (span[0], -span[1])) for track, spans in spans_of_tracks.items()}
 
 
 def check_nested(spans: Sequence[tuple[int, int]]) -> None:

@@ -9,13 +9,13 @@ from unisono.errors import TensorError, UsageError
 from unisono.transports.arithmetic import DTYPES, HALF_DTYPES, NUMPY_OPS, arithmetic_of, dtypes_of, mover_of, perform
 
 ONE_BY_ONE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "sum": lambda one, other: one + other,
-    "product": lambda one, other: one * other,
+    "sum": lambda left, right: left + right,
+    "product": lambda left, right: left * right,
     "minimum": torch.minimum,
     "maximum": torch.maximum,
-    "and": lambda one, other: one & other,
-    "or": lambda one, other: one | other,
-    "xor": lambda one, other: one ^ other,
+    "and": lambda left, right: left & right,
+    "or": lambda left, right: left | right,
+    "xor": lambda left, right: left ^ right,
 }
 """The ops as PyTorch has them, two by two."""
 
@@ -63,9 +63,9 @@ def test_nan_propagates(op: str, dtype: torch.dtype) -> None:
     rows = [[nan, 1.0, 1.0, allreduce_min], [1.0, nan, 1.0, most], [allreduce_min, most, nan, 0.0]]
     views = [arithmetic_of(dtype, op).view(memory(torch.tensor(row, dtype=dtype))) for row in rows]
     perform(arithmetic_of(dtype, op).reduce(views, views[1]))
-    found = torch.as_tensor(views[1])
-    assert found[:3].isnan().all()
-    assert found[3].item() == (allreduce_min if op == "minimum" else most)
+    result = torch.as_tensor(views[1])
+    assert result[:3].isnan().all()
+    assert result[3].item() == (allreduce_min if op == "minimum" else most)
 
 
 @pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
@@ -137,7 +137,7 @@ def test_overflows_are_not_reported_with_any_numpy_setting(ranks: int) -> None:
 def test_memory_at_any_address(dtype: torch.dtype, length: int) -> None:
     arithmetic, nbytes = arithmetic_of(dtype), length * dtype.itemsize
     views = [arithmetic.view(memoryview(bytearray(nbytes + 1))[1:]) for _ in range(2)]
-    for number, view in enumerate(views):
-        view[:] = number + 1
+    for index, view in enumerate(views):
+        view[:] = index + 1
     perform(arithmetic.reduce(views, views[0]))
     assert views[0].tolist() == [3] * length

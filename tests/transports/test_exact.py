@@ -57,27 +57,27 @@ def oracle(shares: np.ndarray, dtype: torch.dtype) -> np.ndarray:
         block = shares[:, start : start + BLOCK]
         quantum = quantum_of(block, dtype)
         for place in range(block.shape[1]):
-            whole = sum(round(Fraction(float(one)) / quantum) for one in block[:, place])
-            total[start + place] = total.dtype.type(whole) * total.dtype.type(float(quantum))
+            quanta = sum(round(Fraction(float(value)) / quantum) for value in block[:, place])
+            total[start + place] = total.dtype.type(quanta) * total.dtype.type(float(quantum))
     return total
 
 
 def summed(shares: torch.Tensor, cuts: list[int], ranks: list[list[int]]) -> torch.Tensor:
     """The sum of shares that several ranks have, in buckets that end at `cuts`."""
-    found = torch.empty_like(shares[0])
+    result = torch.empty_like(shares[0])
     for start, stop in zip([0, *cuts], [*cuts, shares.shape[1]], strict=True):
         first, last = blocks_of(start, stop)
         maxima = shares.new_zeros(last - first)
-        for one in shares:
-            measure(one, start, stop, 1.0, maxima)
-        total = torch.zeros(stop - start, dtype=integers(found).dtype)
+        for row in shares:
+            measure(row, start, stop, 1.0, maxima)
+        total = torch.zeros(stop - start, dtype=integers(result).dtype)
         for several in ranks:
             own = torch.zeros_like(total)
             for share in several:
                 encode(shares[share, start:stop], start, maxima, len(shares), 1.0, own, share != several[0])
             total += own
-        decode(total, start, maxima, len(shares), found[start:stop])
-    return found
+        decode(total, start, maxima, len(shares), result[start:stop])
+    return result
 
 
 @st.composite
@@ -101,12 +101,12 @@ def test_any_split_of_the_shares_gives_the_bits_of_the_oracle_and_holds_the_boun
     shares = torch.from_numpy(given_)
     expected = oracle(given_, dtype)
     for _ in range(3):
-        found = summed(shares, *data.draw(splits(length, count))).numpy()
-        assert found.tobytes() == expected.tobytes()
+        result = summed(shares, *data.draw(splits(length, count))).numpy()
+        assert result.tobytes() == expected.tobytes()
     for start in range(0, length, BLOCK):
         quantum = quantum_of(given_[:, start : start + BLOCK], dtype)
         for place in range(start, min(start + BLOCK, length)):
-            true = sum(Fraction(float(one)) for one in given_[:, place])
+            true = sum(Fraction(float(value)) for value in given_[:, place])
             error = abs(Fraction(float(expected[place])) - true)
             assert error <= count * quantum / 2 + Fraction(float(np.spacing(np.abs(expected[place])))) / 2
             largest = Fraction(float(np.abs(given_[:, start : start + BLOCK]).max()))
@@ -118,8 +118,8 @@ def test_sums_are_as_good_as_those_of_floats() -> None:
     """The largest error of normally distributed numbers is not above that of a serial sum of float32 in rank order."""
     shares = torch.randn(8, 1 << 14, generator=torch.Generator().manual_seed(0))
     true, serial = shares.double().sum(0), torch.zeros(1 << 14)
-    for one in shares:
-        serial += one
+    for share in shares:
+        serial += share
     exact = summed(shares, [], [list(range(8))])
     assert (exact - true).abs().max() <= (serial - true).abs().max()
 
@@ -127,8 +127,8 @@ def test_sums_are_as_good_as_those_of_floats() -> None:
 def test_long_payloads_are_their_blocks() -> None:
     blocks = 1027
     shares = torch.randn(3, BLOCK * blocks + 7, generator=torch.Generator().manual_seed(0))
-    whole = summed(shares, [], [[0, 1, 2]])
-    assert whole.equal(summed(shares, [5, BLOCK, BLOCK * (blocks - 3) + 1], [[2], [1, 0]]))
+    unsplit = summed(shares, [], [[0, 1, 2]])
+    assert unsplit.equal(summed(shares, [5, BLOCK, BLOCK * (blocks - 3) + 1], [[2], [1, 0]]))
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf, -math.inf])
@@ -136,18 +136,18 @@ def test_long_payloads_are_their_blocks() -> None:
 def test_a_block_with_a_number_that_is_not_finite_is_nan(bad: float, dtype: torch.dtype) -> None:
     shares = torch.ones(4, 3 * BLOCK, dtype=dtype)
     shares[2, BLOCK + 3] = bad
-    found = summed(shares, [], [[0, 1], [2, 3]]).view(3, BLOCK)
-    assert [bool(row.isnan().all()) for row in found] == [False, True, False]
-    assert found[[0, 2]].eq(4).all()
+    result = summed(shares, [], [[0, 1], [2, 3]]).view(3, BLOCK)
+    assert [bool(row.isnan().all()) for row in result] == [False, True, False]
+    assert result[[0, 2]].eq(4).all()
 
 
 def test_the_largest_numbers_and_zeros_and_the_smallest() -> None:
     largest = torch.finfo(torch.float32).max
     shares = torch.tensor([[largest] * BLOCK + [0.0] * BLOCK + [2.0**-140] * BLOCK] * 3)
     shares[1] *= -1
-    found = summed(shares, [], [[0], [1], [2]])
-    assert found[:BLOCK].eq(largest).all()
-    assert found[BLOCK:].eq(0).all(), "below half of the smallest quantum"
+    result = summed(shares, [], [[0], [1], [2]])
+    assert result[:BLOCK].eq(largest).all()
+    assert result[BLOCK:].eq(0).all(), "below half of the smallest quantum"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -157,28 +157,28 @@ def test_of_a_world_it_is_the_same_in_chunks(dtype: torch.dtype) -> None:
     def sums(world: Any) -> list[torch.Tensor]:
         ways = [type(world).allreduce], [type(world).allreduce, type(world).reduce_scatter]
         negated = torch._neg_view(-shares[world.rank])  # whose memory has the other signs
-        found = [sum_over(world, shares[world.rank].clone(), "auto", *functions) for functions in ways]
-        return [*found, sum_over(world, negated, "auto", type(world).allreduce)]
+        totals = [sum_over(world, shares[world.rank].clone(), "auto", *functions) for functions in ways]
+        return [*totals, sum_over(world, negated, "auto", type(world).allreduce)]
 
     worlds = call(3, sums)
     wide = shares if dtype.itemsize >= 4 else shares.float()
     expected = summed(wide, [], [[0, 1, 2]]).to(dtype)
-    assert all(whole.equal(expected) and negated.equal(expected) for whole, _, negated in worlds)
+    assert all(reduced.equal(expected) and negated.equal(expected) for reduced, _, negated in worlds)
     assert torch.cat([part for _, part, _ in worlds]).equal(expected)
 
 
 @given(st.data())
 def test_squares_do_not_depend_on_how_a_tensor_is_cut(data: st.DataObject) -> None:
     flat = torch.randn(1000, generator=torch.Generator().manual_seed(0)).double() ** 9
-    before, found = flat.clone(), set()
+    before, sums = flat.clone(), set()
     for ranks in (1, 2, 3):
         ends = [0, *sorted(data.draw(st.lists(st.integers(0, 1000), min_size=ranks - 1, max_size=ranks - 1))), 1000]
         parts = [[(1, flat[a:b])] for a, b in pairwise(ends)]
         every = call(ranks, lambda world, parts=parts: sum_of_squares(world, parts[world.rank], 3))
-        found |= {tuple(one.tolist()) for one in every}
-    (only,) = found
+        sums |= {tuple(squares.tolist()) for squares in every}
+    (only,) = sums
     assert only[0] == only[2] == 0
-    assert only[1] == pytest.approx(sum(Fraction(one) ** 2 for one in flat.tolist()), rel=1e-15)
+    assert only[1] == pytest.approx(sum(Fraction(value) ** 2 for value in flat.tolist()), rel=1e-15)
     assert flat.equal(before)
     flat[3] = 1e160
     assert call(2, lambda world: sum_of_squares(world, [(0, flat[500 * world.rank :][:500])], 1))[0].isposinf().all()
@@ -194,23 +194,25 @@ def test_what_is_refused() -> None:
 
 
 @given(st.integers(1, 3 * TILE), st.integers(0, 2 * TILE), st.integers(0, 40), st.data())
-def test_checksums_are_linear_and_add_up_over_parts(length: int, start: int, number: int, data: st.DataObject) -> None:
+def test_checksums_are_linear_and_add_up_over_parts(
+    length: int, start: int, parameter: int, data: st.DataObject
+) -> None:
     rng = np.random.default_rng(length)
     terms = [torch.from_numpy(rng.integers(-(1 << 27), 1 << 27, length, np.int32)) for _ in range(4)]
     total = torch.stack(terms).sum(0, dtype=torch.int32)
     cut = data.draw(st.integers(0, length))
-    parts = checksum(total[:cut], number, start) + checksum(total[cut:], number, start + cut)
-    each = sum(checksum(term, number, start) for term in terms)
-    assert (each - parts) % MODULUS == (each - checksum(total, number, start)) % MODULUS == 0
+    parts = checksum(total[:cut], parameter, start) + checksum(total[cut:], parameter, start + cut)
+    each = sum(checksum(term, parameter, start) for term in terms)
+    assert (each - parts) % MODULUS == (each - checksum(total, parameter, start)) % MODULUS == 0
     total[data.draw(st.integers(0, length - 1))] ^= 1 << data.draw(st.integers(0, 30))
-    assert (checksum(total, number, start) - each) % MODULUS
+    assert (checksum(total, parameter, start) - each) % MODULUS
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64])
 def test_checksums_are_those_of_whole_numbers(dtype: torch.dtype) -> None:
     limits = torch.iinfo(dtype)
-    start, number = TILE - 3, 5
+    start, parameter = TILE - 3, 5
     values = torch.tensor([limits.min, limits.max, -1, 0, 1, 2, 3, limits.min]).to(dtype)
-    ones = [checksum(torch.tensor([1], dtype=dtype), number, start + at) for at in range(len(values))]
-    assert all(one % 2 for one in ones), "odd factors"
-    assert checksum(values, number, start) == sum(map(int.__mul__, ones, values.tolist())) % MODULUS
+    ones = [checksum(torch.tensor([1], dtype=dtype), parameter, start + place) for place in range(len(values))]
+    assert all(factor % 2 for factor in ones), "odd factors"
+    assert checksum(values, parameter, start) == sum(map(int.__mul__, ones, values.tolist())) % MODULUS

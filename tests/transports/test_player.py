@@ -116,8 +116,8 @@ def test_sender_and_receiver_that_ask_at_once_get_one_queue(monkeypatch: pytest.
     transport = threads.ThreadTransport(queues, 0, None, arithmetic_of(torch.float64))
     with ThreadPoolExecutor(2) as pool:  # it has a SimpleQueue of its own
         monkeypatch.setattr(threads.queue, "SimpleQueue", SlowQueue)
-        found = [future.result() for future in [pool.submit(transport._find, 0, 1, 0) for _ in range(2)]]
-    assert found[0] is found[1]
+        results = [future.result() for future in [pool.submit(transport._find, 0, 1, 0) for _ in range(2)]]
+    assert results[0] is results[1]
 
 
 def test_arrivals_are_summed_in_rank_order() -> None:

@@ -35,9 +35,9 @@ needs_compiler = pytest.mark.skipif(Messenger is None, reason="this installation
 def mesh(ranks: int, buffer_bytes: int = 0) -> list[Sockets]:
     """Return the connections of so many ranks in this process; those of `buffer_bytes` take a message in parts."""
     ends: list[list[socket.socket | None]] = [[None] * ranks for _ in range(ranks)]
-    for one, other in combinations(range(ranks), 2):
-        ends[one][other], ends[other][one] = socket.socketpair()
-        for end in (ends[one][other], ends[other][one]):
+    for rank, peer in combinations(range(ranks), 2):
+        ends[rank][peer], ends[peer][rank] = socket.socketpair()
+        for end in (ends[rank][peer], ends[peer][rank]):
             end.setblocking(False)
             if buffer_bytes:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
@@ -75,8 +75,8 @@ def carry_out(plan: Plan, inputs: list[torch.Tensor], lengths: list[int], buffer
 
     with ThreadPoolExecutor(ranks) as threads:
         list(threads.map(play, range(ranks)))
-    for one in connected:
-        one.close()
+    for endpoint in connected:
+        endpoint.close()
     return outputs
 
 
@@ -127,7 +127,7 @@ def test_exact_sums_have_the_bits_of_whole_payloads(data: st.DataObject) -> None
     made = torch.Generator().manual_seed(length)
     payloads = [torch.randn(length, generator=made).exp().to(dtype) for _ in range(ranks)]
     expected = torch.empty_like(payloads[0])
-    perform(ExactArithmetic(dtype).reduce([one.numpy() for one in payloads], expected.numpy()))
+    perform(ExactArithmetic(dtype).reduce([payload.numpy() for payload in payloads], expected.numpy()))
     plan = plan_of("allreduce", "direct", length, dtype, "sum", 0)._replace(wire=EXACT)
     assert all(torch.equal(out, expected) for out in carry_out(plan, payloads, [length] * ranks))
 
@@ -160,9 +160,9 @@ def rows_to(peer: int) -> list[Row]:
 
 def messages_to(peer: int, kind: RowKind, payloads: list[torch.Tensor]) -> list[Row]:
     """Return the rows of messages, sent or received."""
-    places = [one.data_ptr() for one in payloads]
+    places = [payload.data_ptr() for payload in payloads]
     return [
-        *(Row(kind, one.nbytes, place, place, peer) for one, place in zip(payloads, places, strict=True)),
+        *(Row(kind, payload.nbytes, place, place, peer) for payload, place in zip(payloads, places, strict=True)),
         Row(RowKind.ROUND),
     ]
 
@@ -171,19 +171,19 @@ def messages_to(peer: int, kind: RowKind, payloads: list[torch.Tensor]) -> list[
 @given(st.lists(st.lists(st.integers(0, 3000), min_size=1, max_size=4), min_size=1, max_size=12))
 def test_what_is_read_ahead_is_that_of_later_calls_and_of_other_programs(calls: list[list[int]]) -> None:
     """All is sent before any is received: a rank that sleeps for what it has read already would call `never`."""
-    one, other = mesh(2)
+    sender, receiver = mesh(2)
     for token, lengths in enumerate(calls):
         sent = [(torch.arange(length) * (token + 1) % 251).byte() for length in lengths]
         rows = messages_to(1, RowKind.SEND, sent)
-        one.player_of(rows, arithmetic_of(torch.uint8), never, never)(token, 0, 0)
+        sender.player_of(rows, arithmetic_of(torch.uint8), never, never)(token, 0, 0)
     for token, lengths in enumerate(calls):
         received = [torch.zeros(length, dtype=torch.uint8) for length in lengths]
         rows = messages_to(0, RowKind.RECEIVE, received)
-        other.player_of(rows, arithmetic_of(torch.uint8), never, never)(token, 0, 0)
+        receiver.player_of(rows, arithmetic_of(torch.uint8), never, never)(token, 0, 0)
         for payload, length in zip(received, lengths, strict=True):
             assert payload.tolist() == (torch.arange(length) * (token + 1) % 251).tolist()
-    one.close()
-    other.close()
+    sender.close()
+    receiver.close()
 
 
 class _EndedError(Exception):
@@ -192,11 +192,11 @@ class _EndedError(Exception):
 
 @needs_compiler
 def test_a_message_of_another_call_names_its_rank() -> None:
-    connected, found = mesh(2), list[tuple[int, int]]()
+    connected, mismatches = mesh(2), list[tuple[int, int]]()
 
     def play(rank: int) -> None:
         def mismatch(other: int) -> None:
-            found.append((rank, other))
+            mismatches.append((rank, other))
             raise _EndedError
 
         player = connected[rank].player_of(rows_to(1 - rank), arithmetic_of(torch.uint8), never, mismatch)
@@ -205,33 +205,33 @@ def test_a_message_of_another_call_names_its_rank() -> None:
 
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(play, range(2)))
-    assert sorted(found) == [(0, 1), (1, 0)]
+    assert sorted(mismatches) == [(0, 1), (1, 0)]
 
 
 @needs_compiler
 def test_a_message_of_another_call_that_was_read_ahead_names_its_rank() -> None:
-    one, other = mesh(2)
+    sender, receiver = mesh(2)
     sends, receives = rows_to(1)[0], rows_to(0)[1]
-    send = one.player_of([sends, Row(RowKind.ROUND)], arithmetic_of(torch.uint8), never, never)
-    found = list[int]()
+    send = sender.player_of([sends, Row(RowKind.ROUND)], arithmetic_of(torch.uint8), never, never)
+    mismatches = list[int]()
 
     def mismatch(rank: int) -> None:
-        found.append(rank)
+        mismatches.append(rank)
         raise _EndedError
 
-    receive = other.player_of([receives, Row(RowKind.ROUND)], arithmetic_of(torch.uint8), never, mismatch)
+    receive = receiver.player_of([receives, Row(RowKind.ROUND)], arithmetic_of(torch.uint8), never, mismatch)
     send(7, 0, 0)
     send(9, 0, 0)
     receive(7, 0, 0)
     with pytest.raises(_EndedError):
         receive(8, 0, 0)
-    assert found == [0]
+    assert mismatches == [0]
 
 
 @needs_compiler
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_wait_for_a_late_rank_or_an_ended_one_calls_python(ended: bool) -> None:
-    one, other = mesh(2)
+    endpoint, peer = mesh(2)
     calls = 0
 
     def late() -> None:
@@ -241,8 +241,8 @@ def test_a_wait_for_a_late_rank_or_an_ended_one_calls_python(ended: bool) -> Non
             raise _EndedError
 
     if ended:
-        other.close()
-    player = one.player_of(rows_to(1), arithmetic_of(torch.uint8), late, never)
+        peer.close()
+    player = endpoint.player_of(rows_to(1), arithmetic_of(torch.uint8), late, never)
     with pytest.raises(_EndedError):
         player(1, 0, 0)
     assert calls == 3
@@ -255,10 +255,10 @@ def connect_all(
 
     def connect(rank: int) -> list[bool]:
         connected = sockets._connect(rank, listeners[rank], places, secrets[rank])
-        found = [one is not None for one in connected]
-        for one in filter(None, connected):
-            one.close()
-        return found
+        reached = [connection is not None for connection in connected]
+        for connection in filter(None, connected):
+            connection.close()
+        return reached
 
     with ThreadPoolExecutor(len(places)) as threads:
         return list(threads.map(connect, range(len(places))))
@@ -277,10 +277,10 @@ def test_ranks_find_each_other_past_strangers_and_wrong_addresses(monkeypatch: p
     visitors[3].sendall(b"x" * 1000)
     # 127.0.0.2 leads to another rank's process as a host's private network would: the same port, nobody there
     places = [(["127.0.0.2", "127.0.0.1"] if rank == 2 else ["127.0.0.1"], port) for rank, port in enumerate(ports)]
-    found = connect_all(places, listeners, [secret] * 4)
-    assert found == [[other != rank for other in range(4)] for rank in range(4)]
-    for one in (*listeners, *visitors, stranger):
-        one.close()
+    reached = connect_all(places, listeners, [secret] * 4)
+    assert reached == [[other != rank for other in range(4)] for rank in range(4)]
+    for end in (*listeners, *visitors, stranger):
+        end.close()
 
 
 def test_another_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,12 +289,12 @@ def test_another_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     listeners = listen(2)
     places = [(["127.0.0.1"], listener.getsockname()[1]) for listener in listeners]
     assert connect_all(places, listeners, [b"a" * 16, b"b" * 16]) == [[False, False]] * 2
-    for one in listeners:
-        one.close()
+    for listener in listeners:
+        listener.close()
     assert threading.active_count() < 20
 
 
 def test_this_host_has_an_address_that_is_no_loopback_or_the_loopback_alone() -> None:
-    found = sockets._addresses("")
-    assert found == ["127.0.0.1"] or not any(address.startswith("127.") for address in found)
+    addresses = sockets._addresses("")
+    assert addresses == ["127.0.0.1"] or not any(address.startswith("127.") for address in addresses)
     assert sockets._addresses("no such interface") == ["127.0.0.1"]

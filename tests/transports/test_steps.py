@@ -57,7 +57,7 @@ def test_reductions_have_the_bits_of_numpy_and_pytorch(
     if special and dtype.is_floating_point:
         rows[0, ::7], rows[1, 1::5], rows[0, 2::9] = float("inf"), float("-inf"), float("nan")
     nbytes = length * dtype.itemsize
-    found = []
+    results = []
     for compiled in (True, False):
         memories = [bytearray(bytes(offset) + bytes(row.view(torch.uint8).numpy())) for row in rows]
         arrays = [np.frombuffer(memory, np.uint8) for memory in memories]
@@ -71,8 +71,8 @@ def test_reductions_have_the_bits_of_numpy_and_pytorch(
                 patch.setenv(VARIABLE, "off")
                 perform(steps_of(program, arithmetic))
         index = places.index(into)
-        found.append(torch.frombuffer(bytearray(memories[index][offset:]), dtype=dtype) if nbytes else rows[0])
-    both = [torch.nan_to_num(one.float(), nan=12345.0) for one in found]
+        results.append(torch.frombuffer(bytearray(memories[index][offset:]), dtype=dtype) if nbytes else rows[0])
+    both = [torch.nan_to_num(result.float(), nan=12345.0) for result in results]
     assert torch.equal(*both)
 
 
@@ -88,13 +88,13 @@ def test_copies(moves: list[tuple[int, int, int]]) -> None:
 
 
 def test_the_next_barrier_chooses_the_program() -> None:
-    found, numbers = np.zeros(1, np.int64), np.arange(3, dtype=np.int64)
-    programs = [[[copy(found.ctypes.data, numbers.ctypes.data + 8 * one, 8)], []] for one in range(3)]
+    output, numbers = np.zeros(1, np.int64), np.arange(3, dtype=np.int64)
+    programs = [[[copy(output.ctypes.data, numbers.ctypes.data + 8 * index, 8)], []] for index in range(3)]
     player = alone(programs)
     chosen = []
     for _ in range(5):
         player()
-        chosen.append(int(found[0]))
+        chosen.append(int(output[0]))
     assert chosen == [1, 2, 0, 1, 2]
 
 
@@ -117,7 +117,7 @@ def test_threads_meet_and_sum() -> None:
             [
                 [copy(slot.ctypes.data + 4 * rank, mine.ctypes.data, 4)],
                 reduction(
-                    RowKind.SUM_FLOAT32, mine.ctypes.data, [slot.ctypes.data + 4 * one for one in range(ranks)], 1
+                    RowKind.SUM_FLOAT32, mine.ctypes.data, [slot.ctypes.data + 4 * peer for peer in range(ranks)], 1
                 ),
             ]
             for slot in slots
@@ -128,7 +128,7 @@ def test_threads_meet_and_sum() -> None:
         for turn in range(turns):
             mine[0] = rank + turn
             player()
-            if mine[0] != sum(one + turn for one in range(ranks)):
+            if mine[0] != sum(peer + turn for peer in range(ranks)):
                 wrong.append((rank, turn, float(mine[0])))
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
@@ -146,9 +146,9 @@ def test_what_is_late_or_differs_is_left_to_python() -> None:
     def late() -> None:
         calls.append("late")
 
-    def barrier(number: int) -> Player:
+    def barrier(call: int) -> Player:
         starts = rows[0].ctypes.data, (rows[1].ctypes.data,)
-        return Player(own_state, *starts, TOKENS, 2, 0, number, (BARRIER_ROWS,), late)
+        return Player(own_state, *starts, TOKENS, 2, 0, call, (BARRIER_ROWS,), late)
 
     barrier(5)()
     assert calls == ["late"]  # nobody came

@@ -45,8 +45,8 @@ def test_slots_never_exceed_free_memory(free: int, ranks: int, other_bytes: int)
 
 
 def test_shortage_message_names_the_remedy() -> None:
-    words = shortage_message("node-a", "/dev/shm", 3_000_000, 50_000_000, "they send messages")
-    assert words == (
+    message = shortage_message("node-a", "/dev/shm", 3_000_000, 50_000_000, "they send messages")
+    assert message == (
         "unisono: /dev/shm of node-a has 3.0 MB free, and the ranks would take 50.0 MB: they send messages. Remedy: a "
         "larger /dev/shm: docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm"
     )

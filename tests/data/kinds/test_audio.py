@@ -117,9 +117,9 @@ def test_what_was_written_is_read(wav: Wav, samples: int, channels: int, rate: i
     numbers = np.random.default_rng(seed).integers(-(2**15), 2**15, (samples, channels)).astype(np.int16)
     file = wav(numbers, rate)
     for each in (file, memoryview(bytearray(file))):
-        found, reported = read_wav(each)
-        np.testing.assert_array_equal(found, numbers)
-        assert (found.dtype, reported) == (np.int16, rate)
+        values, reported = read_wav(each)
+        np.testing.assert_array_equal(values, numbers)
+        assert (values.dtype, reported) == (np.int16, rate)
 
 
 @given(st.integers(0, HEAD + 2 * 60 - 1))
@@ -167,8 +167,8 @@ def test_what_lies_before_the_samples_and_after_them_is_passed_over(wav: Wav) ->
     file = wav([3, 4, 5])
     note = b"LIST" + struct.pack("<I", 6) + b"who?  "
     body = file[8:12] + note + file[12:] + note
-    found, _ = read_wav(b"RIFF" + struct.pack("<I", len(body)) + body)
-    assert found.tolist() == [[3], [4], [5]]
+    values, _ = read_wav(b"RIFF" + struct.pack("<I", len(body)) + body)
+    assert values.tolist() == [[3], [4], [5]]
 
 
 COUNTS = st.integers(1, 70), st.integers(1, 5000)
@@ -210,8 +210,8 @@ def test_in_validation_windows_lie_evenly_and_alike_from_both_ends(windows: int,
         heard = choose_windows(DataOptions(windows=windows, context=0, augment=augment), frames, None)
         assert heard == choose_windows(DataOptions(windows=windows, context=0), frames, None)
         assert heard.bands == heard.frames == (0, 0)
-        for one, other in zip(heard.middles, reversed(heard.middles), strict=True):
-            assert one + other in (frames - 1, frames)
+        for middle, mirrored in zip(heard.middles, reversed(heard.middles), strict=True):
+            assert middle + mirrored in (frames - 1, frames)
         apart = {after - before for before, after in zip(heard.middles, heard.middles[1:], strict=False)}
         assert apart <= {frames // windows, -(-frames // windows)}
 
@@ -223,18 +223,18 @@ def test_nothing_is_changed_at_random_unless_it_is_wanted() -> None:
 
 
 def test_all_windows_are_shifted_alike_and_every_frame_may_be_the_middle_of_one() -> None:
-    found = times("shift", 3000)
-    assert {(heard.bands, heard.frames) for heard in found} == {((0, 0), (0, 0))}
-    assert all(np.diff(heard.middles).tolist() == [10] * 5 for heard in found)
-    counts = Counter(heard.middles[0] for heard in found)
+    drawn = times("shift", 3000)
+    assert {(heard.bands, heard.frames) for heard in drawn} == {((0, 0), (0, 0))}
+    assert all(np.diff(heard.middles).tolist() == [10] * 5 for heard in drawn)
+    counts = Counter(heard.middles[0] for heard in drawn)
     assert set(counts) == set(range(10))
     assert 220 < min(counts.values()) < max(counts.values()) < 380
 
 
 def test_masks_have_any_length_up_to_a_quarter_and_any_place() -> None:
-    found = times("mask", 12000)
-    assert [heard.middles for heard in found[:50]] == [heard.middles for heard in times("shift", 50)]
-    for length, stretches in ((BANDS, [heard.bands for heard in found]), (60, [heard.frames for heard in found])):
+    drawn = times("mask", 12000)
+    assert [heard.middles for heard in drawn[:50]] == [heard.middles for heard in times("shift", 50)]
+    for length, stretches in ((BANDS, [heard.bands for heard in drawn]), (60, [heard.frames for heard in drawn])):
         wide = Counter(last - first for first, last in stretches)
         assert set(wide) == set(range(length // 4 + 1))
         assert min(wide.values()) > 0.7 * 12000 / len(wide)
@@ -243,7 +243,7 @@ def test_masks_have_any_length_up_to_a_quarter_and_any_place() -> None:
         assert all(0 <= first <= last <= length for first, last in stretches)
         covered = Counter(place for first, last in stretches for place in range(first, last))
         assert set(covered) == set(range(length))
-    pairs = {(heard.bands, heard.frames) for heard in found}
+    pairs = {(heard.bands, heard.frames) for heard in drawn}
     assert len(pairs) > 10000, "one does not follow from the other"
 
 

@@ -64,10 +64,10 @@ def naive(audio_options: DataOptions, file: bytes, seed: int | None) -> list[lis
     for band in range(BANDS):
         mean = sum(frames[:, band]) / len(frames)
         std = (sum((value - mean) ** 2 for value in frames[:, band]) / len(frames)) ** 0.5
-        for number in range(len(frames)):
-            frames[number, band] = (frames[number, band] - mean) / max(std, 0.01)
-            if heard.bands[0] <= band < heard.bands[1] or heard.frames[0] <= number < heard.frames[1]:
-                frames[number, band] = 0
+        for frame in range(len(frames)):
+            frames[frame, band] = (frames[frame, band] - mean) / max(std, 0.01)
+            if heard.bands[0] <= band < heard.bands[1] or heard.frames[0] <= frame < heard.frames[1]:
+                frames[frame, band] = 0
     windows = []
     for middle in heard.middles:
         window: list[float] = []
@@ -104,9 +104,9 @@ def test_over_all_of_a_recording_each_band_has_mean_0_and_deviation_1(wav: Wav) 
 def test_a_band_in_which_nothing_changes_stays_still(frames: int, seed: int) -> None:
     numbers = np.random.default_rng(seed).normal(-9, 3, (frames, BANDS)).astype(np.float32)
     numbers[:, 7] = numbers[0, 7]
-    found = normalised(numbers)
-    np.testing.assert_allclose(found[:, 7], 0, atol=1e-3)
-    assert np.isfinite(found).all()
+    result = normalised(numbers)
+    np.testing.assert_allclose(result[:, 7], 0, atol=1e-3)
+    assert np.isfinite(result).all()
 
 
 def test_loudness_is_normalised_away(wav: Wav) -> None:
@@ -122,10 +122,10 @@ def test_rounding_noise_in_silence_is_removed(wav: Wav) -> None:
 
 
 def test_channels_are_averaged(wav: Wav) -> None:
-    one, other = (recording(2000, seed) // 2 * 2 for seed in (1, 2))
-    expected = listened(HEARING, wav((one + other) // 2))
-    assert torch.equal(listened(HEARING, wav(np.concatenate([one, other], axis=1))), expected)
-    assert not torch.equal(listened(HEARING, wav(one)), expected)
+    left, right = (recording(2000, seed) // 2 * 2 for seed in (1, 2))
+    expected = listened(HEARING, wav((left + right) // 2))
+    assert torch.equal(listened(HEARING, wav(np.concatenate([left, right], axis=1))), expected)
+    assert not torch.equal(listened(HEARING, wav(left)), expected)
 
 
 @pytest.mark.parametrize("samples", [1, 3, 199, 200])
@@ -178,18 +178,18 @@ def naive_frames(samples: list[float], rate: int) -> list[list[float]]:
     frames = []
     for begin in range(0, len(samples) - length + 1, hop):
         power = []
-        for number in range(size // 2 + 1):
+        for frequency_bin in range(size // 2 + 1):
             total = 0j
             for place in range(length):
                 bell = math.sin(math.pi * place / length) ** 2
-                total += samples[begin + place] * bell * cmath.exp(-2j * math.pi * number * place / size)
+                total += samples[begin + place] * bell * cmath.exp(-2j * math.pi * frequency_bin * place / size)
             power.append(abs(total) ** 2)
         frame = []
         for band in range(BANDS):
             below, middle, above = middles[band : band + 3]
             energy = 0.0
-            for number, value in enumerate(power):
-                frequency = number * rate / size
+            for frequency_bin, value in enumerate(power):
+                frequency = frequency_bin * rate / size
                 if below < frequency <= middle:
                     energy += value * (frequency - below) / (middle - below)
                 elif middle < frequency < above:
@@ -204,9 +204,9 @@ def naive_frames(samples: list[float], rate: int) -> list[list[float]]:
 def test_frames_are_what_their_definition_says(rate: int, samples: int, loud: float) -> None:
     """Loud, and about as quiet as the floor."""
     sound = noise(samples, rate, loud)
-    found = Spectrum(rate).frames(sound)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, naive_frames(sound.tolist(), rate), atol=2e-3)
+    frames = Spectrum(rate).frames(sound)
+    assert frames.dtype == np.float32
+    np.testing.assert_allclose(frames, naive_frames(sound.tolist(), rate), atol=2e-3)
 
 
 @given(st.integers(100, 50_000), st.integers(1, 5000))
@@ -222,9 +222,9 @@ def test_there_is_a_frame_each_10_ms_and_one_at_least(rate: int, samples: int) -
 def test_a_frame_follows_from_its_own_25_ms_alone(samples: int, seed: int) -> None:
     sound, spectrum = noise(samples, seed), Spectrum(400)
     together = spectrum.frames(sound)
-    for number in {0, len(together) // 2, min(FRAMES_AT_ONCE, len(together) - 1), len(together) - 1}:
-        alone = spectrum.frames(sound[4 * number : 4 * number + 10])
-        np.testing.assert_allclose(together[number : number + 1], alone, atol=1e-3)
+    for frame in {0, len(together) // 2, min(FRAMES_AT_ONCE, len(together) - 1), len(together) - 1}:
+        alone = spectrum.frames(sound[4 * frame : 4 * frame + 10])
+        np.testing.assert_allclose(together[frame : frame + 1], alone, atol=1e-3)
 
 
 @given(st.integers(1, 199))

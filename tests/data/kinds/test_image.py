@@ -53,18 +53,18 @@ def test_short_side_and_quality_are_those_of_the_pack() -> None:
 @pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("1", 1), ("I;16", 1), ("RGB", 3), ("P", 3)])
 def test_pixels_have_one_channel_if_the_header_is_grey(mode: str, channels: int) -> None:
     sample = np.frombuffer(png(Image.new("L", (5, 4), 255).convert(mode)), np.uint8)
-    found = ImageKind().pixels(sample, None)
-    assert found is not None
-    assert found.shape == (4, 5, channels)
+    pixels = ImageKind().pixels(sample, None)
+    assert pixels is not None
+    assert pixels.shape == (4, 5, channels)
     assert ImageKind().is_grey(sample) == (channels == 1)
 
 
 def test_large_jpegs_are_measured_smaller() -> None:
     out = io.BytesIO()
     Image.new("RGB", (8 * MIN_SIDE, 9 * MIN_SIDE), (200, 100, 0)).save(out, "JPEG")
-    found = ImageKind().pixels(np.frombuffer(out.getvalue(), np.uint8), None)
-    assert found is not None
-    assert found.shape == (9 * MIN_SIDE // 8, MIN_SIDE, 3)
+    pixels = ImageKind().pixels(np.frombuffer(out.getvalue(), np.uint8), None)
+    assert pixels is not None
+    assert pixels.shape == (9 * MIN_SIDE // 8, MIN_SIDE, 3)
 
 
 def test_raw_samples_stay_as_they_are() -> None:
@@ -74,10 +74,10 @@ def test_raw_samples_stay_as_they_are() -> None:
 @pytest.mark.parametrize(("shape", "channels"), [((2, 6), 1), ((2, 6, 1), 1), ((2, 2, 3), 3)])
 def test_pixels_have_the_shape_of_the_pack(shape: tuple[int, ...], channels: int) -> None:
     sample = np.arange(12, dtype=np.uint8)
-    found = RawKind().pixels(sample, shape)
-    assert found is not None
-    assert found.shape == (*shape[:2], channels)
-    assert found.ravel().tolist() == list(range(12))
+    pixels = RawKind().pixels(sample, shape)
+    assert pixels is not None
+    assert pixels.shape == (*shape[:2], channels)
+    assert pixels.ravel().tolist() == list(range(12))
 
 
 VIEW = ImageOptions(32, 3, (0.5,) * 3, (0.25,) * 3)
@@ -109,24 +109,24 @@ def test_mirroring_changes_nothing_else() -> None:
 
 
 def test_a_shift_is_up_to_an_eighth_in_any_direction_and_all_are_alike() -> None:
-    found = looks("shift", 8100)
-    assert {each.box for each in found} == {Box(10, 0, 40, 40)}
-    counts = Counter((each.right, each.down) for each in found)
+    drawn = looks("shift", 8100)
+    assert {each.box for each in drawn} == {Box(10, 0, 40, 40)}
+    counts = Counter((each.right, each.down) for each in drawn)
     assert set(counts) == {(right, down) for right in range(-4, 5) for down in range(-4, 5)}
     assert 50 < min(counts.values()) < max(counts.values()) < 150
 
 
 def test_a_random_part_is_not_shifted() -> None:
-    found = looks("scale")
-    assert {(each.right, each.down) for each in found} == {(0, 0)}
-    assert len({each.box for each in found}) > 500
+    drawn = looks("scale")
+    assert {(each.right, each.down) for each in drawn} == {(0, 0)}
+    assert len({each.box for each in drawn}) > 500
 
 
 def test_a_plain_crop_has_one_size_and_any_place() -> None:
-    found = looks("crop", 8100)
-    assert {(each.box.width, each.box.height, each.right, each.down) for each in found} == {(35, 35, 0, 0)}
-    assert {each.box.x for each in found} == set(range(26))
-    assert {each.box.y for each in found} == set(range(6))
+    drawn = looks("crop", 8100)
+    assert {(each.box.width, each.box.height, each.right, each.down) for each in drawn} == {(35, 35, 0, 0)}
+    assert {each.box.x for each in drawn} == set(range(26))
+    assert {each.box.y for each in drawn} == set(range(6))
 
 
 def test_augmentation_follows_from_the_random_numbers_alone() -> None:
@@ -238,8 +238,8 @@ def test_the_middle_is_a_square_as_far_from_either_edge(width: int, height: int,
     assert inside(box, width, height)
     assert box.width == box.height
     assert abs(box.width - share * min(width, height)) <= 1
-    for start, length, whole in ((box.x, box.width, width), (box.y, box.height, height)):
-        assert 0 <= (whole - start - length) - start <= 1
+    for start, length, side in ((box.x, box.width, width), (box.y, box.height, height)):
+        assert 0 <= (side - start - length) - start <= 1
 
 
 def test_a_part_begins_at_a_block_and_is_as_small_as_may_be() -> None:
@@ -278,9 +278,9 @@ def test_a_part_is_as_small_as_may_be_for_what_is_wanted(case: tuple[Box, int, i
 def test_the_box_in_the_part_is_the_box_in_the_image(case: tuple[Box, int, int], block: int, size: int) -> None:
     box, width, height = case
     part, within = part_of(box, width, height, block, size)
-    for begin, length, start, whole in (
+    for begin, length, start, full_length in (
         (part.x + within.x, within.width, box.x, box.width),
         (part.y + within.y, within.height, box.y, box.height),
     ):
         assert 0 <= start - begin * part.shrink < part.shrink
-        assert abs(length * part.shrink - whole) <= part.shrink / 2
+        assert abs(length * part.shrink - full_length) <= part.shrink / 2

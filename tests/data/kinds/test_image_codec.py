@@ -70,11 +70,11 @@ def test_a_jpeg_comes_smaller_where_enough_of_it_is_left(
     photo: Photo, encode: Encode, min_side: int, kind: str
 ) -> None:
     file = encode(photo(301, 203, 600), kind)
-    found = decode_image(file, min_side=min_side)
+    image = decode_image(file, min_side=min_side)
     shrink = max(each for each in (1, 2, 4, 8) if each == 1 or each * min_side <= 203)
-    assert found.size == (-(-301 // shrink), -(-203 // shrink))
-    whole = np.asarray(decode_image(file).resize(found.size, Image.Resampling.BOX), np.int64)
-    assert np.abs(np.asarray(found, np.int64) - whole).mean() < 4
+    assert image.size == (-(-301 // shrink), -(-203 // shrink))
+    expected = np.asarray(decode_image(file).resize(image.size, Image.Resampling.BOX), np.int64)
+    assert np.abs(np.asarray(image, np.int64) - expected).mean() < 4
 
 
 def test_other_kinds_never_come_smaller(photo: Photo, encode: Encode) -> None:
@@ -154,8 +154,8 @@ def test_of_16_bits_the_upper_8_are_taken(encode: Encode) -> None:
 
 def test_of_16_bits_with_a_value_that_shines_through_the_upper_8_are_taken(encode: Encode) -> None:
     picture = Image.fromarray(np.array([[0, 256, 32768, 65535]], np.uint16))
-    found = pixels_of(decode_image(encode(picture, "PNG", transparency=0)), "L")
-    assert found.ravel().tolist() == [255, 1, 128, 255]
+    pixels = pixels_of(decode_image(encode(picture, "PNG", transparency=0)), "L")
+    assert pixels.ravel().tolist() == [255, 1, 128, 255]
 
 
 def test_black_and_white_is_black_and_white(encode: Encode) -> None:
@@ -168,10 +168,10 @@ def test_black_and_white_is_black_and_white(encode: Encode) -> None:
 def test_a_decoder_decodes_the_crop(photo: Photo, encode: Encode, kind: str, colors: int) -> None:
     file, decoder = encode(photo(160, 120), kind), ImageDecoder(colors)
     assert decoder.header(file)[:2] == (160, 120)
-    found = decoder.decode(Box(37, 21, 60, 50), 40)
-    assert found.shape == (50, 60, colors)
-    whole = pixels_of(decode_image(file), "RGB" if colors == 3 else "L")
-    off = np.abs(found.astype(int) - whole[21:71, 37:97])
+    crop = decoder.decode(Box(37, 21, 60, 50), 40)
+    assert crop.shape == (50, 60, colors)
+    full = pixels_of(decode_image(file), "RGB" if colors == 3 else "L")
+    off = np.abs(crop.astype(int) - full[21:71, 37:97])
     assert off.mean() < 2
     assert off[:, 1:-1].max() <= 6
 
@@ -179,8 +179,8 @@ def test_a_decoder_decodes_the_crop(photo: Photo, encode: Encode, kind: str, col
 def test_a_decoder_decodes_no_more_of_a_jpeg_than_is_needed(photo: Photo, encode: Encode) -> None:
     decoder = ImageDecoder(3)
     decoder.header(encode(photo(640, 480)))
-    found = decoder.decode(middle(640, 480), 64)
-    assert (found.shape, found.base.shape[1] <= 107) == ((105, 105, 3), True)
+    crop = decoder.decode(middle(640, 480), 64)
+    assert (crop.shape, crop.base.shape[1] <= 107) == ((105, 105, 3), True)
 
 
 @pytest.mark.parametrize("kind", ["4:2:0", "PNG"])
@@ -188,9 +188,9 @@ def test_an_image_is_decoded_as_it_is_stored(photo: Photo, encode: Encode, kind:
     """Packs hold images that were rotated already."""
     file, decoder = turned(photo(40, 30), 6, encode, kind), ImageDecoder(3)
     assert decoder.header(file)[:2] == (30, 40)
-    found = decoder.decode(Box(0, 0, 30, 40), 30)
+    pixels = decoder.decode(Box(0, 0, 30, 40), 30)
     stored = np.asarray(photo(40, 30).transpose(Image.Transpose.ROTATE_90), np.int64)
-    assert np.abs(found - stored).mean() < 4
+    assert np.abs(pixels - stored).mean() < 4
 
 
 @pytest.mark.parametrize("kind", ["4:2:0", "PNG"])
@@ -239,17 +239,17 @@ def test_blocks_of_an_unusual_shape_are_decoded(encode: Encode) -> None:
     for x in (0, 9, 23):
         decoder = ImageDecoder(3)
         decoder.header(bytes(file))
-        found = decoder.decode(Box(x, 0, 40, 40), 40)
-        np.testing.assert_allclose(found.astype(int), expected[:40, x : x + 40].astype(int), atol=1)
+        crop = decoder.decode(Box(x, 0, 40, 40), 40)
+        np.testing.assert_allclose(crop.astype(int), expected[:40, x : x + 40].astype(int), atol=1)
 
 
 def test_a_decoder_decodes_the_image_whose_header_was_read_last(photo: Photo, encode: Encode) -> None:
-    one = ImageDecoder(3)
+    decoder = ImageDecoder(3)
     files = [encode(photo(64, 48), kind) for kind in ("4:2:0", "PNG", "4:4:4")]
     for file in [*files, *reversed(files)]:
-        other, box = ImageDecoder(3), Box(3, 5, 30, 40)
-        assert one.header(file) == other.header(file)
-        np.testing.assert_array_equal(one.decode(box, 16), other.decode(box, 16))
+        fresh, box = ImageDecoder(3), Box(3, 5, 30, 40)
+        assert decoder.header(file) == fresh.header(file)
+        np.testing.assert_array_equal(decoder.decode(box, 16), fresh.decode(box, 16))
 
 
 @pytest.mark.parametrize("file", BROKEN.values(), ids=BROKEN)

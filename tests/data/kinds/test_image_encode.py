@@ -43,10 +43,10 @@ def opened(file: bytes) -> Image.Image:
     return Image.open(io.BytesIO(file))
 
 
-def off(found: Image.Image, expected: Image.Image) -> float:
+def off(image: Image.Image, expected: Image.Image) -> float:
     """Levels that two images differ by, in the mean."""
-    assert found.size == expected.size
-    return float(np.abs(np.asarray(found, np.int64) - np.asarray(expected, np.int64)).mean())
+    assert image.size == expected.size
+    return float(np.abs(np.asarray(image, np.int64) - np.asarray(expected, np.int64)).mean())
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])

@@ -139,8 +139,8 @@ def test_what_is_far_too_large_is_resized_by_area_means(photo: Photo, encode: En
     pixels = np.asarray(picture, np.float32)
     assert len(pixels) == 32 * times
     means = pixels.reshape(32, times, 32, times, 3).mean(axis=(1, 3))
-    found = levels(VIEW, shown(VIEW, encode(photo(side, side, 4 * side / 3), kind)))
-    np.testing.assert_allclose(found, means, atol=1.01)
+    resized = levels(VIEW, shown(VIEW, encode(photo(side, side, 4 * side / 3), kind)))
+    np.testing.assert_allclose(resized, means, atol=1.01)
 
 
 @pytest.mark.parametrize("kind", ["4:4:4", "4:2:0", "PNG"])
@@ -151,10 +151,10 @@ def test_grey_of_rgb_images(photo: Photo, encode: Encode, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["grey", "PNG"])
 def test_rgb_of_grey_images(photo: Photo, encode: Encode, kind: str) -> None:
-    found = levels(VIEW, shown(VIEW, encode(photo(50, 40).convert("L"), kind)))
-    assert found.std() > 30
-    np.testing.assert_allclose(found[..., 1], found[..., 0], atol=0.01)
-    np.testing.assert_allclose(found[..., 2], found[..., 0], atol=0.01)
+    rgb = levels(VIEW, shown(VIEW, encode(photo(50, 40).convert("L"), kind)))
+    assert rgb.std() > 30
+    np.testing.assert_allclose(rgb[..., 1], rgb[..., 0], atol=0.01)
+    np.testing.assert_allclose(rgb[..., 2], rgb[..., 0], atol=0.01)
 
 
 @pytest.mark.parametrize("mode", ["CMYK", "RGBA", "P", "LA"])
@@ -172,8 +172,8 @@ def test_raw_images_are_transformed(photo: Photo, shape: tuple[int, ...], size: 
     options = replace(VIEW if colors == 3 else GREY, size=size, augment=augment)
     pixels = np.array(photo(shape[1], shape[0]).convert("RGB" if colors == 3 else "L")).reshape(*shape[:2], colors)
     for seed in (None, 1, 2, 3):
-        found = levels(options, shown(options, pixels.tobytes(), seed, shape))
-        np.testing.assert_allclose(found, naive(options, pixels, seed), atol=1.01)
+        result = levels(options, shown(options, pixels.tobytes(), seed, shape))
+        np.testing.assert_allclose(result, naive(options, pixels, seed), atol=1.01)
 
 
 def test_a_raw_image_of_its_own_size_is_normalised_alone(photo: Photo) -> None:
@@ -218,9 +218,9 @@ def test_a_transform_is_reusable(photo: Photo, encode: Encode) -> None:
 
 def test_of_a_jpeg_that_ends_too_early_the_part_present_is_decoded(photo: Photo, encode: Encode) -> None:
     file = encode(photo(256, 256))
-    whole, found = shown(VIEW, file), shown(VIEW, file[: len(file) // 2])
-    assert torch.equal(found[:12], whole[:12])
-    assert (found[20:] - whole[20:]).abs().mean() > 0.2
+    full, partial = shown(VIEW, file), shown(VIEW, file[: len(file) // 2])
+    assert torch.equal(partial[:12], full[:12])
+    assert (partial[20:] - full[20:]).abs().mean() > 0.2
 
 
 @pytest.mark.parametrize("file", [b"", b"\xff\xd8", b"these are words", bytes(3000)])
@@ -232,10 +232,10 @@ def test_what_is_no_image_is_refused(file: bytes) -> None:
 @pytest.mark.parametrize("kind", ["4:2:0", "grey", "PNG"])
 @pytest.mark.parametrize("size", [(32, 32), (50, 40)])
 def test_nothing_is_warned_of(photo: Photo, encode: Encode, kind: str, size: tuple[int, int]) -> None:
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         shown(VIEW, encode(photo(*size), kind))
-    assert not found
+    assert not caught
 
 
 def test_without_libjpeg_turbo_the_result_is_about_the_same(
@@ -243,10 +243,10 @@ def test_without_libjpeg_turbo_the_result_is_about_the_same(
 ) -> None:
     options = replace(VIEW, augment="scale")
     file = encode(photo(300, 200, 400), "4:2:0")
-    found = [levels(options, shown(options, file, seed)) for seed in range(5)]
+    decoded = [levels(options, shown(options, file, seed)) for seed in range(5)]
     monkeypatch.setattr(image_transform, "turbojpeg", lambda: None)
     for seed in range(5):
-        assert np.abs(found[seed] - levels(options, shown(options, file, seed))).mean() < 4
+        assert np.abs(decoded[seed] - levels(options, shown(options, file, seed))).mean() < 4
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.data())

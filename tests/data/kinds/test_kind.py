@@ -37,29 +37,29 @@ from unisono.errors import DecodeError, PackError
 COUNT = 7
 
 
-def recording(number: int) -> bytes:
+def recording(index: int) -> bytes:
     import wave
 
     out = io.BytesIO()
     with wave.open(out, "wb") as file:
         file.setparams((1, 2, 8000, 0, "NONE", ""))
-        file.writeframes(np.random.default_rng(number).integers(-999, 999, 900 + number).astype(np.int16).tobytes())
+        file.writeframes(np.random.default_rng(index).integers(-999, 999, 900 + index).astype(np.int16).tobytes())
     return out.getvalue()
 
 
-def image(number: int) -> bytes:
+def image(index: int) -> bytes:
     out = io.BytesIO()
-    pixels = np.random.default_rng(number).integers(0, 256, (40, 30 + number, 3), np.uint8)
-    Image.fromarray(pixels).save(out, "PNG" if number % 2 else "JPEG")
+    pixels = np.random.default_rng(index).integers(0, 256, (40, 30 + index, 3), np.uint8)
+    Image.fromarray(pixels).save(out, "PNG" if index % 2 else "JPEG")
     return out.getvalue()
 
 
 EXAMPLES: dict[str, tuple[list[bytes], tuple[int, ...] | None]] = {
-    IMAGE: ([image(number) for number in range(COUNT)], None),
-    AUDIO: ([recording(number) for number in range(COUNT)], None),
-    RAW: ([np.random.default_rng(number).bytes(8 * 8 * 3) for number in range(COUNT)], (8, 8, 3)),
+    IMAGE: ([image(index) for index in range(COUNT)], None),
+    AUDIO: ([recording(index) for index in range(COUNT)], None),
+    RAW: ([np.random.default_rng(index).bytes(8 * 8 * 3) for index in range(COUNT)], (8, 8, 3)),
     TEXT: (
-        [np.random.default_rng(number).integers(0, 256, 9).astype("<u2").tobytes() for number in range(COUNT)],
+        [np.random.default_rng(index).integers(0, 256, 9).astype("<u2").tobytes() for index in range(COUNT)],
         (9,),
     ),
 }
@@ -68,7 +68,7 @@ EXAMPLES: dict[str, tuple[list[bytes], tuple[int, ...] | None]] = {
 
 def packed(name: str, folder: Path) -> Index:
     samples, shape = EXAMPLES[name]
-    keys, sizes = [str(number) for number in range(COUNT)], np.array([len(sample) for sample in samples])
+    keys, sizes = [str(index) for index in range(COUNT)], np.array([len(sample) for sample in samples])
     source = Source(name, ("a",), keys, np.zeros(COUNT, np.int64), sizes, samples.__getitem__, shape)
     return pack(source, folder / "pack", PackOptions(stripes=2), 1, lambda: None)
 
@@ -102,8 +102,8 @@ def test_the_kind_of_the_docs_keeps_the_contract() -> None:
         kind.encode("für".encode("latin-1"), PackOptions())
     nothing = np.zeros(0, np.int32)
     index = Index(About("message", ("a",)), nothing, nothing, nothing, nothing, nothing)
-    found = converted(kind.transform(index, DataOptions())(), b"abc", None)
-    assert found.tolist() == [97, 98, 99, *[0] * 61]
+    sample = converted(kind.transform(index, DataOptions())(), b"abc", None)
+    assert sample.tolist() == [97, 98, 99, *[0] * 61]
 
 
 def test_facts_tell_kinds_apart() -> None:
@@ -177,9 +177,9 @@ def test_a_transform_follows_from_the_bytes_and_the_random_numbers_alone(name: s
         reused = make()
         for sample, numbers in zip(samples, draws, strict=True):
             for drawn in (numbers, None):
-                found = converted(reused, sample, drawn)
-                assert torch.isfinite(found).all()
-                assert torch.equal(found, converted(make(), sample, drawn))
+                result = converted(reused, sample, drawn)
+                assert torch.isfinite(result).all()
+                assert torch.equal(result, converted(make(), sample, drawn))
         memory = torch.zeros(2, *reused.shape)
         labels = find_kind(name).labels(memory, torch.zeros(2))
         assert labels.numel() == 2 * find_kind(name).labels_per_sample(index.about.shape)

@@ -42,9 +42,9 @@ def test_only_bytes_stand_for_one_byte_each() -> None:
 
 @given(text=st.text())
 def test_bytes_are_those_of_utf_8(text: str) -> None:
-    found = make_tokenizer(BYTES).encode(text)
-    assert bytes(found.astype(np.uint8)) == text.encode()
-    assert make_tokenizer(BYTES).decode(found.tolist()) == text
+    tokens = make_tokenizer(BYTES).encode(text)
+    assert bytes(tokens.astype(np.uint8)) == text.encode()
+    assert make_tokenizer(BYTES).decode(tokens.tolist()) == text
 
 
 def test_bytes_have_256_names_and_half_a_surrogate_pair_is_a_question_mark() -> None:
@@ -59,7 +59,7 @@ def written(path: Path, names: list[str]) -> Path:
     """A tokenizer of whole words."""
     model = {
         "type": "WordLevel",
-        "vocab": {name: 2 * number for number, name in enumerate(names)},
+        "vocab": {name: 2 * index for index, name in enumerate(names)},
         "unk_token": names[0],
     }
     path.write_text(json.dumps({"version": "1.0", "model": model, "pre_tokenizer": {"type": "Whitespace"}}))
@@ -98,7 +98,7 @@ def test_a_file_without_an_end_of_text_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (None, "No such file"),
         ("{", "Expecting property"),
@@ -108,11 +108,11 @@ def test_a_file_without_an_end_of_text_is_refused(tmp_path: Path) -> None:
         ('{"model": {"type": "WordLevel", "vocab": {}, "unk_token": "?"}}', "no token that ends a text"),
     ],
 )
-def test_what_is_no_tokenizer_is_refused_with_its_name(tmp_path: Path, content: str | None, words: str) -> None:
+def test_what_is_no_tokenizer_is_refused_with_its_name(tmp_path: Path, content: str | None, message: str) -> None:
     pytest.importorskip("tokenizers")
     if content is not None:
         (tmp_path / "t.json").write_text(content)
-    with pytest.raises(PackError, match=rf"--tokenizer .*t\.json.*{words}"):
+    with pytest.raises(PackError, match=rf"--tokenizer .*t\.json.*{message}"):
         FileTokenizer(tmp_path / "t.json")
 
 

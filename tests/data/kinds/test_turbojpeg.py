@@ -38,10 +38,10 @@ def cut(pixels: NDArray[np.uint8], part: Part) -> NDArray[np.int64]:
     return pixels[part.y : part.y + part.height, part.x : part.x + part.width].astype(np.int64)
 
 
-def agree(found: NDArray[np.uint8], expected: NDArray[np.int64]) -> bool:
+def agree(pixels: NDArray[np.uint8], expected: NDArray[np.int64]) -> bool:
     """A level off at most; at the left and right edges colours are made without their neighbours."""
-    off = np.abs(found.astype(np.int64) - expected)
-    return found.shape == expected.shape and off[:, 1:-1].max(initial=0) <= 1 and off.max(initial=0) <= 24
+    off = np.abs(pixels.astype(np.int64) - expected)
+    return pixels.shape == expected.shape and off[:, 1:-1].max(initial=0) <= 1 and off.max(initial=0) <= 24
 
 
 def version_3(file: bytes) -> bytes:
@@ -90,8 +90,8 @@ def test_the_whole_is_what_pillow_decodes(photo: Photo, encode: Encode, colors: 
     decoder = JpegDecoder()
     decoder.header(file)
     expected = by_pillow(file, shrink)
-    found = decoder.decode(file, Part(0, 0, expected.shape[1], expected.shape[0], shrink), False)
-    np.testing.assert_allclose(found.astype(int), expected.astype(int), atol=1)
+    pixels = decoder.decode(file, Part(0, 0, expected.shape[1], expected.shape[0], shrink), False)
+    np.testing.assert_allclose(pixels.astype(int), expected.astype(int), atol=1)
 
 
 @needs_library
@@ -102,11 +102,11 @@ def test_a_part_can_be_wanted_in_grey(photo: Photo, encode: Encode, colors: str,
     decoder = JpegDecoder()
     decoder.header(file)
     part = Part(16, 3, 8, 10, shrink)
-    found = decoder.decode(file, part, True)
-    assert found.shape == (10, 8, 1)
+    pixels = decoder.decode(file, part, True)
+    assert pixels.shape == (10, 8, 1)
     grey = np.asarray(Image.fromarray(by_pillow(file, shrink)).convert("L"))
-    np.testing.assert_allclose(found[..., 0].astype(int), cut(grey, part), atol=6)
-    assert found.std() > 5
+    np.testing.assert_allclose(pixels[..., 0].astype(int), cut(grey, part), atol=6)
+    assert pixels.std() > 5
 
 
 @needs_library
@@ -117,12 +117,12 @@ def test_a_decoder_keeps_nothing_of_the_image_before(photo: Photo, encode: Encod
         (encode(photo(500, 90), "grey"), Part(8, 1, 9, 9, 8), True),
         (encode(photo(90, 500), "4:2:2"), Part(16, 100, 20, 150, 2), False),
     ]
-    one = JpegDecoder()
+    decoder = JpegDecoder()
     for file, part, grey in [*files, *reversed(files)]:
-        other = JpegDecoder()
-        one.header(file)
-        other.header(file)
-        np.testing.assert_array_equal(one.decode(file, part, grey), other.decode(file, part, grey))
+        fresh = JpegDecoder()
+        decoder.header(file)
+        fresh.header(file)
+        np.testing.assert_array_equal(decoder.decode(file, part, grey), fresh.decode(file, part, grey))
 
 
 @needs_library
@@ -157,11 +157,11 @@ def test_of_a_file_that_ends_too_early_the_part_present_is_decoded(photo: Photo,
     file = encode(photo(64, 512))
     decoder, part = JpegDecoder(), Part(0, 0, 64, 512, 1)
     decoder.header(file)
-    whole = decoder.decode(file, part, False)
+    full = decoder.decode(file, part, False)
     decoder.header(file[: len(file) // 2])
-    found = decoder.decode(file[: len(file) // 2], part, False)
-    np.testing.assert_array_equal(found[:200], whole[:200])
-    assert np.abs(found[-100:].astype(int) - whole[-100:]).mean() > 20
+    partial = decoder.decode(file[: len(file) // 2], part, False)
+    np.testing.assert_array_equal(partial[:200], full[:200])
+    assert np.abs(partial[-100:].astype(int) - full[-100:]).mean() > 20
 
 
 @needs_library

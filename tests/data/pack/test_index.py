@@ -38,9 +38,9 @@ def an_index(about: About = ABOUT) -> Index:
     return Index(about, *(np.array(column, np.int32) for column in columns))
 
 
-def same(one: Index, other: Index) -> bool:
-    return one.about == other.about and all(
-        np.array_equal(getattr(one, name), getattr(other, name)) and getattr(one, name).dtype == np.int32
+def same(index: Index, other: Index) -> bool:
+    return index.about == other.about and all(
+        np.array_equal(getattr(index, name), getattr(other, name)) and getattr(index, name).dtype == np.int32
         for name in COLUMNS
     )
 
@@ -66,9 +66,9 @@ def harm(folder: Path) -> Callable[[bytes], Path]:
 
 
 def test_an_index_comes_back_as_it_was(folder: Path) -> None:
-    found = read_index(folder)
-    assert same(found, an_index())
-    assert (found.folder, len(found), found.nbytes) == (folder, 7, 42)
+    index = read_index(folder)
+    assert same(index, an_index())
+    assert (index.folder, len(index), index.nbytes) == (folder, 7, 42)
 
 
 @pytest.mark.parametrize("about", [About("raw", ("0",), (8, 8, 3), (0.5,), (0.5,)), About("audio", ())])
@@ -132,9 +132,9 @@ def test_an_index_of_another_version_is_reported(tmp_path: Path, version: int) -
 
 @given(choose=st.data())
 def test_a_truncated_index_is_reported(folder: Path, harm: Callable[[bytes], Path], choose: st.DataObject) -> None:
-    whole = (folder / INDEX).read_bytes()
+    content = (folder / INDEX).read_bytes()
     with pytest.raises(PackError, match=r"index\.arrow is damaged or incomplete \(.*\); pack the data again"):
-        read_index(harm(whole[: choose.draw(st.integers(0, len(whole) - 1))]))
+        read_index(harm(content[: choose.draw(st.integers(0, len(content) - 1))]))
 
 
 def test_an_index_whose_names_are_no_text_is_reported(folder: Path, harm: Callable[[bytes], Path]) -> None:
@@ -149,11 +149,11 @@ def test_an_index_with_any_byte_flipped_is_refused_or_still_right(
     content = bytearray((folder / INDEX).read_bytes())
     content[choose.draw(st.integers(0, len(content) - 1))] ^= choose.draw(st.integers(1, 255))
     try:
-        found = read_index(harm(bytes(content)))
+        index = read_index(harm(bytes(content)))
     except PackError as error:
         assert INDEX in str(error)
     else:
-        assert same(found, an_index())
+        assert same(index, an_index())
 
 
 @pytest.mark.parametrize("what", [*COLUMNS, "about"])
@@ -206,10 +206,10 @@ def test_raw_samples_have_a_shape_and_audio_files_no_channels(tmp_path: Path) ->
 
 
 def test_of_many_classes_the_first_are_reported(tmp_path: Path) -> None:
-    classes = tuple(f"class {number}" for number in range(25))
+    classes = tuple(f"class {label}" for label in range(25))
     written_index(tmp_path / "pack", About("image", classes), [*range(24), 22, 22])
     lines = list(describe(tmp_path / "pack"))
-    assert [line.split()[1] for line in lines if line.startswith("    class")] == [str(number) for number in range(20)]
+    assert [line.split()[1] for line in lines if line.startswith("    class")] == [str(label) for label in range(20)]
     assert lines[-1] == "    and 5 more, with 0 to 3 samples"
 
 

@@ -28,8 +28,8 @@ SAMPLES, BLOCK, STRIPES = 60, 5, 4
 
 @pytest.fixture
 def index(tmp_path: Path) -> Any:
-    samples = [number.to_bytes(2, "little") for number in range(SAMPLES)]
-    sizes, keys = np.full(SAMPLES, 2), [str(number) for number in range(SAMPLES)]
+    samples = [key.to_bytes(2, "little") for key in range(SAMPLES)]
+    sizes, keys = np.full(SAMPLES, 2), [str(key) for key in range(SAMPLES)]
     source = Source(RAW, ("a",), keys, np.zeros(SAMPLES, np.int64), sizes, samples.__getitem__, (1, 2))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "BATCH_BYTES", 2 * BLOCK)
@@ -39,14 +39,14 @@ def index(tmp_path: Path) -> Any:
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of the stripes that were opened."""
-    found, create = list[int](), StripeFile.__init__
+    stripes, create = list[int](), StripeFile.__init__
 
     def counting(self: StripeFile, path: Path, identity: tuple[int, int, int], memory: Any) -> None:
-        found.append(identity[0])
+        stripes.append(identity[0])
         create(self, path, identity, memory)
 
     monkeypatch.setattr(StripeFile, "__init__", counting)
-    return found
+    return stripes
 
 
 @pytest.fixture(autouse=True)
@@ -113,8 +113,8 @@ def test_memory_in_which_the_samples_do_not_lie_is_copied_from() -> None:
     data, memory = np.arange(9, dtype=np.uint8), np.zeros(100, np.uint8)
     data.flags.writeable = False
     for place in (memory, memory[:0], memory[:5]):
-        found = stripe.writable(data, place)
-        assert (found.tolist(), found.flags.writeable) == (list(range(9)), True)
+        view = stripe.writable(data, place)
+        assert (view.tolist(), view.flags.writeable) == (list(range(9)), True)
     assert stripe.writable(memory[7:9], memory).base is not None
 
 
@@ -129,7 +129,7 @@ def test_a_stripe_that_was_replaced_is_opened_again(index: Any, opened: list[int
 
 
 @pytest.mark.parametrize(
-    ("harm", "words"),
+    ("harm", "message"),
     [
         (Path.unlink, "is incomplete: stripe-00000.arrow is missing"),
         (lambda path: os.truncate(path, 100), "has 100 bytes, but"),
@@ -137,11 +137,11 @@ def test_a_stripe_that_was_replaced_is_opened_again(index: Any, opened: list[int
     ],
     ids=["missing", "short", "damaged"],
 )
-def test_an_open_stripe_that_breaks_is_named(index: Any, harm: Callable[[Path], Any], words: str) -> None:
+def test_an_open_stripe_that_breaks_is_named(index: Any, harm: Callable[[Path], Any], message: str) -> None:
     stripes, path = OpenStripes(index), index.folder / index.about.stripes[0][0]
     assert read(stripes, 0, 5) == list(range(5))
     harm(path)
-    with pytest.raises(PackError, match=words):
+    with pytest.raises(PackError, match=message):
         read(stripes, 0, 5)
     assert read(stripes, 20, 25) == list(range(20, 25)), "others can be read"
     stripes.close()
@@ -156,21 +156,21 @@ def test_a_stripe_that_is_cut_off_during_a_read_is_named(index: Any, monkeypatch
 
 
 def test_threads_read_one_stripe_at_once(index: Any, opened: list[int]) -> None:
-    stripes, found, together = OpenStripes(index), dict[int, list[int]](), threading.Barrier(3)
+    stripes, seen, together = OpenStripes(index), dict[int, list[int]](), threading.Barrier(3)
 
     def work(own: int) -> None:
         pieces = stripes.read(0, 10)
         numbers = next(pieces)[0].view(np.uint16).tolist()
         together.wait(60)  # all are in the middle of the stripe
-        found[own] = numbers + next(pieces)[0].view(np.uint16).tolist()
+        seen[own] = numbers + next(pieces)[0].view(np.uint16).tolist()
         assert next(pieces, None) is None
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {number: list(range(10)) for number in range(3)}
+    assert seen == {worker: list(range(10)) for worker in range(3)}
     assert opened == [0, 0, 0]
     stripes.close()
 
@@ -210,20 +210,20 @@ def test_memory_is_used_again_once_the_last_view_is_dropped() -> None:
 def test_memory_is_writable_and_has_the_size_that_was_asked_for() -> None:
     memory = BlockMemory()
     for nbytes in (0, 1, 63, 64, 65, 1000):
-        found = memory(nbytes)
-        assert (len(found), found.flags.writeable) == (nbytes, True)
-        found[:] = 7
+        view = memory(nbytes)
+        assert (len(view), view.flags.writeable) == (nbytes, True)
+        view[:] = 7
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 700)), max_size=40))
 def test_views_in_use_never_overlap_and_no_more_is_held_than_was_in_use(events: list[tuple[bool, int]]) -> None:
     memory, held = BlockMemory(), list[np.ndarray]()
     most = 0
-    for taken, number in events:
+    for taken, amount in events:
         if taken:
-            held.append(memory(number)[:])
+            held.append(memory(amount)[:])
         elif held:
-            held.pop(number % len(held))
+            held.pop(amount % len(held))
         large = [len(view) for view in held if len(view) >= 64]
         most = max(most, sum(-(-nbytes // 64) * 64 for nbytes in large))
         spans = sorted((place_of(view), place_of(view) + len(view)) for view in held if len(view))
@@ -257,7 +257,7 @@ def test_threads_get_memory_of_their_own() -> None:
             if any((view != own).any() for view in views):
                 wrong.append(turn)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

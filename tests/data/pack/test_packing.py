@@ -41,9 +41,9 @@ def audio_samples() -> Source:
             file.setparams((1, 2, 8_000, 0, "NONE", ""))
             file.writeframes(rng.bytes(2 * int(rng.integers(1, 100))))
         files.append(out.getvalue())
-    keys, labels = [f"{number}.wav" for number in range(SAMPLES)], rng.integers(0, 2, SAMPLES)
+    keys, labels = [f"{index}.wav" for index in range(SAMPLES)], rng.integers(0, 2, SAMPLES)
     sizes = np.array([len(file) for file in files], np.int64)
-    return Source(AUDIO, ("no", "yes"), keys, labels, sizes, lambda number: files[number])
+    return Source(AUDIO, ("no", "yes"), keys, labels, sizes, lambda index: files[index])
 
 
 SOUNDS = audio_samples()
@@ -109,7 +109,7 @@ def test_a_pack_has_all_samples_in_order(tmp_path: Path) -> None:
     made = pack(SOUNDS, tmp_path / "deep/pack", WAY, 2, lambda: calls.append(None))
     index = read_index(tmp_path / "deep/pack")
     assert index.about == made.about
-    assert samples_of(index) == [SOUNDS.read(number) for number in range(SAMPLES)]
+    assert samples_of(index) == [SOUNDS.read(position) for position in range(SAMPLES)]
     assert index.label.tolist() == SOUNDS.labels.tolist()
     assert index.length.tolist() == SOUNDS.sizes.tolist()
     assert (index.about.kind, index.about.classes, index.about.skipped) == (AUDIO, ("no", "yes"), ())
@@ -117,7 +117,7 @@ def test_a_pack_has_all_samples_in_order(tmp_path: Path) -> None:
 
 
 def test_a_pack_is_stripes_and_an_index_and_nothing_else(whole: dict[str, bytes]) -> None:
-    assert sorted(whole) == ["index.arrow", *(f"stripe-0000{number}.arrow" for number in range(5))]
+    assert sorted(whole) == ["index.arrow", *(f"stripe-0000{stripe}.arrow" for stripe in range(5))]
 
 
 @pytest.mark.parametrize("threads", [2, 3, 8])
@@ -160,7 +160,7 @@ def test_a_stopped_pack_resumes_and_ends_the_same(
 def test_one_thread_that_is_stopped_late_has_finished_the_first_stripes(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         pack(SOUNDS, tmp_path, WAY, 1, failing(SAMPLES - 1, KeyboardInterrupt()))
-    assert sorted(read_finished(tmp_path)) == [f"stripe-0000{number}" for number in range(4)]
+    assert sorted(read_finished(tmp_path)) == [f"stripe-0000{stripe}" for stripe in range(4)]
 
 
 def test_what_fails_in_one_thread_stops_the_others(tmp_path: Path) -> None:
@@ -168,9 +168,9 @@ def test_what_fails_in_one_thread_stops_the_others(tmp_path: Path) -> None:
     count, failed, reads = 2_000, Event(), list[int]()
     sound = SOUNDS.read(0)
 
-    def read(number: int) -> bytes:
-        reads.append(number)
-        if number >= count:
+    def read(index: int) -> bytes:
+        reads.append(index)
+        if index >= count:
             failed.wait(60)
             time.sleep(0.001)
         return sound
@@ -178,12 +178,12 @@ def test_what_fails_in_one_thread_stops_the_others(tmp_path: Path) -> None:
     def advance() -> None:
         if failed.is_set():
             return
-        while not any(number >= count for number in reads):
+        while not any(index >= count for index in reads):
             time.sleep(0.001)
         failed.set()
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    keys, sizes = [str(number) for number in range(2 * count)], np.full(2 * count, len(sound), np.int64)
+    keys, sizes = [str(index) for index in range(2 * count)], np.full(2 * count, len(sound), np.int64)
     source = Source(AUDIO, ("no",), keys, np.zeros(2 * count, np.int64), sizes, read)
     with pytest.raises(PackError, match="No space left on device; 0 of 2 stripes are finished"):
         pack(source, tmp_path, PackOptions(stripes=2), 2, advance)
@@ -297,8 +297,8 @@ def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
 def test_broken_and_empty_files_are_skipped_and_listed(image_samples: Pictures, tmp_path: Path) -> None:
     data = image_samples(tmp_path / "data")
     (data / "cat/001.jpg").write_bytes(b"")
-    whole = (data / "dog/002.jpg").read_bytes()
-    (data / "dog/002.jpg").write_bytes(whole[: len(whole) // 2])
+    content = (data / "dog/002.jpg").read_bytes()
+    (data / "dog/002.jpg").write_bytes(content[: len(content) // 2])
     (data / "dog/005.jpg").write_text("no picture")
     source = find(data)[""]
     (data / "cat/003.jpg").unlink()
@@ -307,8 +307,8 @@ def test_broken_and_empty_files_are_skipped_and_listed(image_samples: Pictures, 
     assert list(whys) == ["cat/001.jpg", "cat/003.jpg", "dog/002.jpg", "dog/005.jpg"]
     assert (whys["cat/001.jpg"], whys["cat/003.jpg"]) == ("it is empty", "No such file or directory")
     assert all(whys.values())
-    kept = [number for number, key in enumerate(source.keys) if key not in whys]
-    assert samples_of(index) == [(data / source.keys[number]).read_bytes() for number in kept]
+    kept = [position for position, key in enumerate(source.keys) if key not in whys]
+    assert samples_of(index) == [(data / source.keys[position]).read_bytes() for position in kept]
     assert index.label.tolist() == source.labels[kept].tolist()
     reported = list(describe(tmp_path / "pack"))
     assert [line for line in reported if line.strip().split(":")[0] in whys] == [
@@ -318,10 +318,10 @@ def test_broken_and_empty_files_are_skipped_and_listed(image_samples: Pictures, 
 
 def test_a_stripe_of_broken_files_alone_is_no_file(image_samples: Pictures, tmp_path: Path) -> None:
     data = image_samples(tmp_path / "data")
-    for number in range(4):
-        (data / f"cat/{number:03}.jpg").write_bytes(b"")
+    for image in range(4):
+        (data / f"cat/{image:03}.jpg").write_bytes(b"")
     index = pack(find(data)[""], tmp_path / "pack", PackOptions(stripes=12), 2, quiet)
-    names = [f"stripe-{number:05}.arrow" for number in range(4, 12)]
+    names = [f"stripe-{stripe:05}.arrow" for stripe in range(4, 12)]
     assert [name for name, _ in index.about.stripes] == names
     assert sorted(contents(tmp_path / "pack")) == ["index.arrow", *names]
     assert len(samples_of(index)) == 8
@@ -340,7 +340,7 @@ def test_nothing_but_broken_files_leaves_nothing(image_samples: Pictures, tmp_pa
 
 
 def test_no_samples_at_all_are_reported(tmp_path: Path) -> None:
-    nothing = Source(AUDIO, (), [], np.empty(0, np.int64), np.empty(0, np.int64), lambda number: b"")
+    nothing = Source(AUDIO, (), [], np.empty(0, np.int64), np.empty(0, np.int64), lambda position: b"")
     with pytest.raises(PackError, match=r"there is no sample to pack$"):
         pack(nothing, tmp_path / "pack", WAY, 2, quiet)
 
@@ -368,7 +368,7 @@ def stripe_of_pictures(image_samples: Pictures, tmp_path: Path) -> Path:
 
 def check_columns(path: Path, columns: dict[str, list[object]]) -> None:
     data = path.parents[1] / "data"
-    keys = [f"{name}/{number:03}.jpg" for name in ("cat", "dog") for number in range(6)]
+    keys = [f"{name}/{image:03}.jpg" for name in ("cat", "dog") for image in range(6)]
     assert columns == {
         "image": [(data / key).read_bytes() for key in keys],
         "label": [0] * 6 + [1] * 6,
@@ -439,7 +439,7 @@ def test_a_fingerprint_of_the_samples_sees_their_content_and_what_they_are(tmp_p
     own = made("own", SOUNDS)
     assert made("again", SOUNDS, PackOptions(stripes=2)) == own
     others = [
-        made("content", replace(SOUNDS, read=lambda number: SOUNDS.read(number)[:-1] + b"!")),
+        made("content", replace(SOUNDS, read=lambda position: SOUNDS.read(position)[:-1] + b"!")),
         made("classes", replace(SOUNDS, classes=("no", "maybe"))),
     ]
     assert len({own, *others}) == 3

@@ -56,4 +56,4 @@ def test_no_samples_make_no_stripes(stripes: int) -> None:
 
 def test_names_of_stripes_sort_as_their_numbers() -> None:
     assert stripe_name(3) == "stripe-00003.arrow"
-    assert sorted(map(stripe_name, (10, 9, 11))) == [stripe_name(number) for number in (9, 10, 11)]
+    assert sorted(map(stripe_name, (10, 9, 11))) == [stripe_name(stripe) for stripe in (9, 10, 11)]

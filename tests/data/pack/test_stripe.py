@@ -38,9 +38,9 @@ def sound(content: bytes) -> bytes:
 
 def source_of(files: Sequence[bytes]) -> Source:
     """Recordings of two classes, one after the other."""
-    keys, labels = [f"{number}.wav" for number in range(len(files))], np.arange(len(files)) % 2
+    keys, labels = [f"{position}.wav" for position in range(len(files))], np.arange(len(files)) % 2
     sizes = np.array([len(file) for file in files], np.int64)
-    return Source(AUDIO, ("no", "yes"), keys, labels, sizes, lambda number: files[number])
+    return Source(AUDIO, ("no", "yes"), keys, labels, sizes, lambda position: files[position])
 
 
 def files_of(count: int) -> list[bytes]:
@@ -93,13 +93,13 @@ def test_any_samples_are_read_each_batch_once(packed: Index, wanted: set[int]) -
     with pytest.MonkeyPatch.context() as patch:
         reads = stripe.StripeFile.samples
         patch.setattr(stripe.StripeFile, "samples", lambda self, batch: (batches.append(batch), reads(self, batch))[1])
-        found = [sample.tobytes() for stretch in read_samples(packed, numbers) for sample in stretch.each()]
-    assert found == [FILES[number] for number in sorted(wanted)]
-    assert len(batches) == len({(packed.stripe[number], packed.batch[number]) for number in wanted})
+        contents = [sample.tobytes() for stretch in read_samples(packed, numbers) for sample in stretch.each()]
+    assert contents == [FILES[position] for position in sorted(wanted)]
+    assert len(batches) == len({(packed.stripe[position], packed.batch[position]) for position in wanted})
 
 
-def path_of(index: Index, number: int) -> Path:
-    return index.folder / index.about.stripes[number][0]
+def path_of(index: Index, stripe_index: int) -> Path:
+    return index.folder / index.about.stripes[stripe_index][0]
 
 
 def content_of(path: Path) -> list[int]:
@@ -107,16 +107,16 @@ def content_of(path: Path) -> list[int]:
     with pa.memory_map(str(path)) as file:
         begin = file.read_buffer().address
         reader = pa.ipc.open_file(file)
-        batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        batches = [reader.get_batch(batch_index) for batch_index in range(reader.num_record_batches)]
         buffers = [buffer for batch in batches for column in batch.columns for buffer in column.buffers() if buffer]
         return [buffer.address - begin + place for buffer in buffers for place in range(buffer.size)]
 
 
 def test_a_pack_has_several_stripes_of_several_batches(packed: Index) -> None:
     assert np.unique(packed.stripe).tolist() == [0, 1, 2]
-    assert all(packed.batch[packed.stripe == number].max() >= 2 for number in range(STRIPES))
+    assert all(packed.batch[packed.stripe == stripe_index].max() >= 2 for stripe_index in range(STRIPES))
     assert packed.length.tolist() == [len(file) for file in FILES]
-    assert packed.label.tolist() == [number % 2 for number in range(SAMPLES)]
+    assert packed.label.tolist() == [position % 2 for position in range(SAMPLES)]
 
 
 @given(choose=st.data())
@@ -145,33 +145,33 @@ def test_samples_that_were_read_outlive_the_file(own: Index) -> None:
 @given(choose=st.data())
 def test_any_flipped_byte_of_samples_labels_and_keys_is_noticed(spare: Index, choose: st.DataObject) -> None:
     path = path_of(spare, 1)
-    whole = path.read_bytes()
+    content = path.read_bytes()
     place = choose.draw(st.sampled_from(content_of(path)))
-    harmed = bytearray(whole)
+    harmed = bytearray(content)
     harmed[place] ^= choose.draw(st.integers(1, 255))
     path.write_bytes(harmed)
     try:
         with pytest.raises(PackError, match=r"stripe-00001\.arrow is damaged"):
             read(spare, 0, SAMPLES)
     finally:
-        path.write_bytes(whole)
+        path.write_bytes(content)
 
 
 @given(choose=st.data())
 def test_any_flipped_byte_at_all_is_noticed_or_changes_no_sample(spare: Index, choose: st.DataObject) -> None:
     path = path_of(spare, 1)
-    whole = path.read_bytes()
-    harmed = bytearray(whole)
-    harmed[choose.draw(st.integers(0, len(whole) - 1))] ^= choose.draw(st.integers(1, 255))
+    content = path.read_bytes()
+    harmed = bytearray(content)
+    harmed[choose.draw(st.integers(0, len(content) - 1))] ^= choose.draw(st.integers(1, 255))
     path.write_bytes(harmed)
     try:
-        found = read(spare, 0, SAMPLES)
+        contents = read(spare, 0, SAMPLES)
     except PackError as error:
         assert "stripe-00001.arrow" in str(error)
     else:
-        assert found == FILES
+        assert contents == FILES
     finally:
-        path.write_bytes(whole)
+        path.write_bytes(content)
 
 
 def missing(path: Path) -> None:
@@ -199,7 +199,7 @@ def misnamed(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "words"),
+    ("harm", "message"),
     [
         (missing, r"pack is incomplete: stripe-00001\.arrow is missing"),
         (longer, r"stripe-00001\.arrow has \d+ bytes, but \d+ were written"),
@@ -210,10 +210,10 @@ def misnamed(path: Path) -> None:
     ],
 )
 def test_a_stripe_that_is_not_as_it_was_written_is_reported(
-    own: Index, harm: Callable[[Path], None], words: str
+    own: Index, harm: Callable[[Path], None], message: str
 ) -> None:
     harm(path_of(own, 1))
-    with pytest.raises(PackError, match=words):
+    with pytest.raises(PackError, match=message):
         read(own, 0, SAMPLES)
 
 
@@ -234,8 +234,10 @@ def test_a_stripe_of_other_columns_is_reported(own: Index) -> None:
         read(replace(own, about=replace(own.about, stripes=files)), 0, SAMPLES)
 
 
-def finished(folder: Path, number: int, fingerprint: str) -> WrittenStripe | None:
-    return StripeWriter(source_of(FILES), folder, fingerprint, lambda sample: sample, lambda: None).finished(number)
+def finished(folder: Path, stripe_index: int, fingerprint: str) -> WrittenStripe | None:
+    return StripeWriter(source_of(FILES), folder, fingerprint, lambda sample: sample, lambda: None).finished(
+        stripe_index
+    )
 
 
 def test_a_finished_stripe_is_known_by_its_note(tmp_path: Path) -> None:
@@ -292,7 +294,7 @@ def test_batches_stay_small_and_a_large_sample_has_one_alone(tmp_path: Path) -> 
     assert done.batches == (2, 4, 5, 6)
     with pa.OSFile(str(tmp_path / "stripe-00000.arrow")) as file:
         reader = pa.ipc.open_file(file)
-        assert [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)] == [2, 2, 1, 1]
+        assert [reader.get_batch(batch).num_rows for batch in range(reader.num_record_batches)] == [2, 2, 1, 1]
 
 
 def test_a_stripe_tells_its_classes_and_its_kind(packed: Index) -> None:
@@ -317,8 +319,8 @@ def flipped(batch: pa.RecordBatch, column: int, buffer: int, place: int, mask: i
     arrays = batch.columns
     array = arrays[column]
     buffers = [None if each is None else bytearray(each) for each in array.buffers()]
-    whole = [None if each is None else pa.py_buffer(each) for each in buffers]
-    arrays[column] = pa.Array.from_buffers(array.type, len(array), whole)
+    arrow_buffers = [None if each is None else pa.py_buffer(each) for each in buffers]
+    arrays[column] = pa.Array.from_buffers(array.type, len(array), arrow_buffers)
     made = pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
     buffers[buffer][place] ^= mask
     return made
@@ -335,16 +337,16 @@ def test_samples_come_back_as_they_were(rows: list[Row]) -> None:
 def test_any_byte_that_is_changed_is_noticed(rows: list[Row], choose: st.DataObject) -> None:
     batch, beside = batch_of(rows)
     places = [
-        (column, number)
+        (column, buffer_index)
         for column, array in enumerate(batch.columns)
-        for number, buffer in enumerate(array.buffers())
+        for buffer_index, buffer in enumerate(array.buffers())
         if buffer is not None and buffer.size
     ]
     column, buffer = choose.draw(st.sampled_from(places))
     place = choose.draw(st.integers(0, batch.column(column).buffers()[buffer].size - 1))
     changed = flipped(batch, column, buffer, place, choose.draw(st.integers(1, 255)))
-    words = r"stripe-00007\.arrow is damaged: batch 5 has the checksum \w+, but \w+ was written; copy the pack again"
-    with pytest.raises(PackError, match=words):
+    message = r"stripe-00007\.arrow is damaged: batch 5 has the checksum \w+, but \w+ was written; copy the pack again"
+    with pytest.raises(PackError, match=message):
         samples_of(STRIPE, 5, changed, beside)
 
 
@@ -354,8 +356,8 @@ def test_other_rows_have_another_checksum(rows: list[Row], other: list[Row]) -> 
 
 
 def test_where_samples_begin_is_part_of_the_checksum() -> None:
-    one, other = batch_of([(b"ab", 0, "x"), (b"c", 0, "y")]), batch_of([(b"a", 0, "x"), (b"bc", 0, "y")])
-    assert one[1] != other[1]
+    first, second = batch_of([(b"ab", 0, "x"), (b"c", 0, "y")]), batch_of([(b"a", 0, "x"), (b"bc", 0, "y")])
+    assert first[1] != second[1]
 
 
 @given(rows=ROWS, choose=st.data())

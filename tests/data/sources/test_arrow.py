@@ -45,15 +45,15 @@ def as_saved(folder: Path, labels: list[int], names: tuple[str, ...] = NAMES, sh
 
 @pytest.mark.parametrize("form", ["stream", "file"])
 def test_both_forms_of_arrow_files_are_read(tmp_path: Path, form: str) -> None:
-    found = find(write(tmp_path / "a.arrow", table(), form))
-    assert found is not None
-    assert list(found) == [""]
-    source = found[""]
+    sources = find(write(tmp_path / "a.arrow", table(), form))
+    assert sources is not None
+    assert list(sources) == [""]
+    source = sources[""]
     assert source.kind == IMAGE
     assert source.classes == ("0", "2")
     assert source.labels.tolist() == [1, 0, 1]
     assert source.sizes.tolist() == [5, 3, 5]
-    assert [source.read(number) for number in range(3)] == SAMPLES
+    assert [source.read(index) for index in range(3)] == SAMPLES
     assert len(set(source.keys)) == 3
 
 
@@ -61,13 +61,13 @@ def test_a_data_set_as_it_was_saved_is_read_with_the_names_of_its_classes(tmp_pa
     as_saved(tmp_path / "train", [2, 0, 1], shards=2)
     as_saved(tmp_path / "test", [1])
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    found = find(tmp_path)
-    assert found is not None
-    assert sorted(found) == ["test", "train"]
-    train = found["train"]
-    assert train.classes == found["test"].classes == NAMES
+    sources = find(tmp_path)
+    assert sources is not None
+    assert sorted(sources) == ["test", "train"]
+    train = sources["train"]
+    assert train.classes == sources["test"].classes == NAMES
     assert train.labels.tolist() == [2, 0, 1, 2, 0, 1]
-    assert [train.read(number) for number in range(6)] == [
+    assert [train.read(index) for index in range(6)] == [
         f"{shard} {row}".encode() for shard in (0, 1) for row in range(3)
     ]
     assert train.sizes.tolist() == [3] * 6
@@ -77,9 +77,9 @@ def test_parts_of_any_name_are_parts_where_the_data_set_says_it_has_some(tmp_pat
     as_saved(tmp_path / "fold 1", [0])
     assert find(tmp_path) is None
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["fold 1"]}')
-    found = find(tmp_path)
-    assert found is not None
-    assert list(found) == ["fold 1"]
+    sources = find(tmp_path)
+    assert sources is not None
+    assert list(sources) == ["fold 1"]
 
 
 def test_names_of_splits_may_have_capitals(tmp_path: Path) -> None:
@@ -97,50 +97,50 @@ def test_two_folders_of_one_split_are_refused(tmp_path: Path) -> None:
 
 def test_one_part_can_be_named(tmp_path: Path) -> None:
     as_saved(tmp_path / "train", [2, 0, 1])
-    found = find(tmp_path / "train")
-    assert found is not None
-    assert list(found) == [""]
-    assert found[""].classes == NAMES
+    sources = find(tmp_path / "train")
+    assert sources is not None
+    assert list(sources) == [""]
+    assert sources[""].classes == NAMES
 
 
 @pytest.mark.parametrize("label", ["label", "labels", "fine_label"])
 def test_labels_have_one_of_three_names(tmp_path: Path, label: str) -> None:
-    found = find(write(tmp_path / "a.arrow", table(label=label)))
-    assert found is not None
-    assert found[""].labels.tolist() == [1, 0, 1]
+    sources = find(write(tmp_path / "a.arrow", table(label=label)))
+    assert sources is not None
+    assert sources[""].labels.tolist() == [1, 0, 1]
 
 
 def test_labels_can_be_words(tmp_path: Path) -> None:
-    found = find(write(tmp_path / "a.arrow", table(labels=["b", "a", "b"])))
-    assert found is not None
-    assert found[""].classes == ("a", "b")
-    assert found[""].labels.tolist() == [1, 0, 1]
+    sources = find(write(tmp_path / "a.arrow", table(labels=["b", "a", "b"])))
+    assert sources is not None
+    assert sources[""].classes == ("a", "b")
+    assert sources[""].labels.tolist() == [1, 0, 1]
 
 
 def test_names_of_classes_can_lie_in_the_metadata_of_the_columns(tmp_path: Path) -> None:
     """As `datasets` writes them into its cache."""
     info = {"info": {"features": {"label": {"names": list(NAMES), "_type": "ClassLabel"}}}}
-    found = find(write(tmp_path / "a.arrow", table().replace_schema_metadata({"huggingface": json.dumps(info)})))
-    assert found is not None
-    assert found[""].classes == NAMES
-    assert found[""].labels.tolist() == [2, 0, 2]
+    sources = find(write(tmp_path / "a.arrow", table().replace_schema_metadata({"huggingface": json.dumps(info)})))
+    assert sources is not None
+    assert sources[""].classes == NAMES
+    assert sources[""].labels.tolist() == [2, 0, 2]
 
 
 def test_the_data_set_says_which_files_it_has(tmp_path: Path) -> None:
     as_saved(tmp_path, [2, 0, 1])
     write(tmp_path / "older.arrow", table())
     (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}')
-    found = find(tmp_path)
-    assert found is not None
-    assert len(found[""]) == 3
+    sources = find(tmp_path)
+    assert sources is not None
+    assert len(sources[""]) == 3
 
 
 def test_what_was_kept_from_earlier_work_is_left_out(tmp_path: Path) -> None:
     as_saved(tmp_path, [2, 0, 1])
     write(tmp_path / "cache-0123456789abcdef.arrow", table())
-    found = find(tmp_path)
-    assert found is not None
-    assert len(found[""]) == 3
+    sources = find(tmp_path)
+    assert sources is not None
+    assert len(sources[""]) == 3
 
 
 def test_a_pack_can_be_packed_again(tmp_path: Path) -> None:
@@ -148,33 +148,33 @@ def test_a_pack_can_be_packed_again(tmp_path: Path) -> None:
     sizes, labels = np.full(3, 4, np.int64), np.array([2, 0, 2])
     source = Source(RAW, NAMES, ["a", "b", "c"], labels, sizes, [b"1234", b"5678", b"9012"].__getitem__, (2, 2))
     pack(source, tmp_path / "pack", PackOptions(stripes=2), 1, lambda: None)
-    found = find(tmp_path / "pack")
-    assert found is not None
-    again = found[""]
+    sources = find(tmp_path / "pack")
+    assert sources is not None
+    again = sources[""]
     assert (again.kind, again.classes, again.shape) == (RAW, NAMES, (2, 2))
     assert again.labels.tolist() == [2, 0, 2]
-    assert [again.read(number) for number in range(3)] == [b"1234", b"5678", b"9012"]
+    assert [again.read(index) for index in range(3)] == [b"1234", b"5678", b"9012"]
 
 
 def test_large_binary_columns_are_read(tmp_path: Path) -> None:
     content = pa.table({"x": pa.array(SAMPLES, pa.large_binary()), "label": [2, 0, 2]})
-    found = find(write(tmp_path / "a.arrow", content))
-    assert found is not None
-    assert found[""].sizes.tolist() == [5, 3, 5]
-    assert found[""].read(2) == b"three"
+    sources = find(write(tmp_path / "a.arrow", content))
+    assert sources is not None
+    assert sources[""].sizes.tolist() == [5, 3, 5]
+    assert sources[""].read(2) == b"three"
 
 
 def test_audio_files_are_known_by_their_first_bytes(tmp_path: Path) -> None:
-    found = find(write(tmp_path / "a.arrow", table([b"RIFF....", b"RIFF", b"RIFF"], sample="audio")))
-    assert found is not None
-    assert found[""].kind == AUDIO
+    sources = find(write(tmp_path / "a.arrow", table([b"RIFF....", b"RIFF", b"RIFF"], sample="audio")))
+    assert sources is not None
+    assert sources[""].kind == AUDIO
 
 
 def test_a_part_without_samples_is_empty(tmp_path: Path) -> None:
     as_saved(tmp_path, [])
-    found = find(tmp_path)
-    assert found is not None
-    assert len(found[""]) == 0
+    sources = find(tmp_path)
+    assert sources is not None
+    assert len(sources[""]) == 0
 
 
 def test_other_files_and_folders_are_none(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from unisono.data.kinds import RAW
 from unisono.data.sources.cifar import find
 from unisono.errors import PackError
 
-NAMES = tuple(f"class {number}".replace(" ", "_") for number in range(10))
+NAMES = tuple(f"class {label}".replace(" ", "_") for label in range(10))
 
 
 def rows(count: int, seed: int = 0) -> NDArray[np.uint8]:
@@ -36,21 +36,21 @@ def pickled(path: Path, **content: Any) -> None:
 
 def batches(folder: Path, ending: str = "") -> Path:
     """Return the first batch of a folder that has the other four."""
-    for number in (2, 3, 4, 5):
-        path = folder / f"data_batch_{number}{ending}"
+    for batch in (2, 3, 4, 5):
+        path = folder / f"data_batch_{batch}{ending}"
         path.write_bytes(bytes(3073) if ending else pickle.dumps({b"data": rows(1), b"labels": [0]}, protocol=2))
     return folder / f"data_batch_1{ending}"
 
 
 def test_cifar_10_in_binary(tmp_path: Path) -> None:
-    for number in (1, 2, 3, 4, 5):
-        binary(tmp_path / f"data_batch_{number}.bin", rows(2, number), [number, 0])
+    for batch in (1, 2, 3, 4, 5):
+        binary(tmp_path / f"data_batch_{batch}.bin", rows(2, batch), [batch, 0])
     binary(tmp_path / "test_batch.bin", rows(3), [9, 8, 7])
     (tmp_path / "batches.meta.txt").write_text("\n".join(NAMES) + "\n\n")
-    found = find(tmp_path)
-    assert found is not None
-    assert sorted(found) == ["test", "train"]
-    train, test = found["train"], found["test"]
+    sources = find(tmp_path)
+    assert sources is not None
+    assert sorted(sources) == ["test", "train"]
+    train, test = sources["train"], sources["test"]
     assert train.kind == RAW
     assert train.shape == (32, 32, 3)
     assert train.classes == test.classes == NAMES
@@ -63,16 +63,16 @@ def test_cifar_10_in_binary(tmp_path: Path) -> None:
 
 
 def test_cifar_10_for_python(tmp_path: Path) -> None:
-    for number in (1, 2, 3, 4, 5):
-        pickled(tmp_path / f"data_batch_{number}", data=rows(2, number), labels=[number, 0], batch_label=b"training")
+    for batch in (1, 2, 3, 4, 5):
+        pickled(tmp_path / f"data_batch_{batch}", data=rows(2, batch), labels=[batch, 0], batch_label=b"training")
     pickled(tmp_path / "test_batch", data=rows(3), labels=[9, 8, 7])
     pickled(tmp_path / "batches.meta", label_names=[name.encode() for name in NAMES])
-    found = find(tmp_path)
-    assert found is not None
-    assert found["train"].classes == NAMES
-    assert found["train"].labels.tolist() == [1, 0, 2, 0, 3, 0, 4, 0, 5, 0]
-    assert found["train"].read(4) == picture(rows(2, 3)[0])
-    assert found["test"].labels.tolist() == [9, 8, 7]
+    sources = find(tmp_path)
+    assert sources is not None
+    assert sources["train"].classes == NAMES
+    assert sources["train"].labels.tolist() == [1, 0, 2, 0, 3, 0, 4, 0, 5, 0]
+    assert sources["train"].read(4) == picture(rows(2, 3)[0])
+    assert sources["test"].labels.tolist() == [9, 8, 7]
 
 
 def test_arrays_pickled_by_an_older_numpy_are_read(tmp_path: Path) -> None:
@@ -81,32 +81,32 @@ def test_arrays_pickled_by_an_older_numpy_are_read(tmp_path: Path) -> None:
     content = path.read_bytes()
     assert b"numpy._core" in content
     path.write_bytes(content.replace(b"numpy._core", b"numpy.core"))
-    found = find(tmp_path)
-    assert found is not None
-    assert found["train"].read(1) == picture(rows(2)[1])
+    sources = find(tmp_path)
+    assert sources is not None
+    assert sources["train"].read(1) == picture(rows(2)[1])
 
 
 def test_cifar_100_in_binary(tmp_path: Path) -> None:
     """The fine label is the second one."""
     binary(tmp_path / "train.bin", rows(2), [1, 2], [99, 50])
     binary(tmp_path / "test.bin", rows(1), [3], [7])
-    (tmp_path / "fine_label_names.txt").write_text("\n".join(f"c{number}" for number in range(100)))
-    found = find(tmp_path)
-    assert found is not None
-    assert found["train"].labels.tolist() == [99, 50]
-    assert found["test"].labels.tolist() == [7]
-    assert found["test"].classes[7] == "c7"
-    assert found["train"].read(1) == picture(rows(2)[1])
+    (tmp_path / "fine_label_names.txt").write_text("\n".join(f"c{label}" for label in range(100)))
+    sources = find(tmp_path)
+    assert sources is not None
+    assert sources["train"].labels.tolist() == [99, 50]
+    assert sources["test"].labels.tolist() == [7]
+    assert sources["test"].classes[7] == "c7"
+    assert sources["train"].read(1) == picture(rows(2)[1])
 
 
 def test_cifar_100_for_python(tmp_path: Path) -> None:
     pickled(tmp_path / "train", data=rows(2), fine_labels=[99, 50], coarse_labels=[1, 2])
     pickled(tmp_path / "test", data=rows(1), fine_labels=[7], coarse_labels=[3])
-    pickled(tmp_path / "meta", fine_label_names=[f"c{number}".encode() for number in range(100)])
-    found = find(tmp_path)
-    assert found is not None
-    assert found["train"].labels.tolist() == [99, 50]
-    assert found["test"].classes[7] == "c7"
+    pickled(tmp_path / "meta", fine_label_names=[f"c{label}".encode() for label in range(100)])
+    sources = find(tmp_path)
+    assert sources is not None
+    assert sources["train"].labels.tolist() == [99, 50]
+    assert sources["test"].classes[7] == "c7"
 
 
 def test_missing_batches_are_refused_with_their_names(tmp_path: Path) -> None:
@@ -119,10 +119,10 @@ def test_missing_batches_are_refused_with_their_names(tmp_path: Path) -> None:
 
 def test_without_names_classes_are_numbers(tmp_path: Path) -> None:
     binary(batches(tmp_path, ".bin"), rows(2), [3, 1])
-    found = find(tmp_path)
-    assert found is not None
-    assert list(found) == ["train"]
-    assert found["train"].classes == ("0", "1", "2", "3")
+    sources = find(tmp_path)
+    assert sources is not None
+    assert list(sources) == ["train"]
+    assert sources["train"].classes == ("0", "1", "2", "3")
 
 
 def test_other_files_and_folders_are_none(tmp_path: Path) -> None:

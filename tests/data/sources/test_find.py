@@ -35,8 +35,8 @@ def idx(path: Path) -> Path:
 
 
 def cifar(path: Path) -> Path:
-    for number in range(1, 6):
-        (path / f"data_batch_{number}.bin").write_bytes(bytes(3073))
+    for batch in range(1, 6):
+        (path / f"data_batch_{batch}.bin").write_bytes(bytes(3073))
     return path
 
 
@@ -77,18 +77,18 @@ def test_every_kind_is_found_by_one_reader_alone(
     tmp_path: Path, lay: Callable[[Path], Path], kind: str, parts: list[str]
 ) -> None:
     path = lay(tmp_path)
-    found = find(path)
-    assert sorted(found) == parts
-    assert {source.kind for source in found.values()} == {kind}
-    assert all(source.files and all(file.is_file() for file in source.files) for source in found.values())
+    sources = find(path)
+    assert sorted(sources) == parts
+    assert {source.kind for source in sources.values()} == {kind}
+    assert all(source.files and all(file.is_file() for file in source.files) for source in sources.values())
     assert sum(FORMATS.load(name)(path) is not None for name in FORMATS) == 1
 
 
 def test_a_class_has_the_same_number_in_every_part(tmp_path: Path) -> None:
     """The dog is the second class, though no cat is in the test."""
-    found = find(folders(tmp_path))
-    assert found["train"].classes == found["test"].classes == ("cat", "dog")
-    np.testing.assert_array_equal(found["test"].labels, [1])
+    sources = find(folders(tmp_path))
+    assert sources["train"].classes == sources["test"].classes == ("cat", "dog")
+    np.testing.assert_array_equal(sources["test"].labels, [1])
 
 
 def test_a_column_whose_name_is_no_utf_8_is_refused(tmp_path: Path) -> None:

@@ -19,26 +19,26 @@ def lay(folder: Path, *names: str) -> Path:
 
 
 def test_a_folder_is_a_class(tmp_path: Path) -> None:
-    found = find(lay(tmp_path, "dog/2.jpg", "cat/1.jpg", "cat/3.png", "dog/more/4.webp"))
-    assert found is not None
-    assert list(found) == [""]
-    source = found[""]
+    sources = find(lay(tmp_path, "dog/2.jpg", "cat/1.jpg", "cat/3.png", "dog/more/4.webp"))
+    assert sources is not None
+    assert list(sources) == [""]
+    source = sources[""]
     assert source.kind == IMAGE
     assert source.shape is None
     assert source.classes == ("cat", "dog")
     assert list(source.keys) == ["cat/1.jpg", "cat/3.png", "dog/2.jpg", "dog/more/4.webp"]
     assert source.labels.tolist() == [0, 0, 1, 1]
     assert source.sizes.tolist() == [len(key) for key in source.keys]
-    assert [source.read(number) for number in range(4)] == [key.encode() for key in source.keys]
+    assert [source.read(index) for index in range(4)] == [key.encode() for key in source.keys]
 
 
 def test_links_to_nothing_and_folders_without_samples_are_told(tmp_path: Path) -> None:
     lay(tmp_path, "dog/2.jpg", "cat/1.jpg", "bird/read.me", ".git/config", "LICENSE")
     (tmp_path / "cat" / "3.jpg").symlink_to("nowhere.jpg")
     (tmp_path / "cat" / "4.jpg").symlink_to("1.jpg")
-    found = find(tmp_path)
-    assert found is not None
-    source = found[""]
+    sources = find(tmp_path)
+    assert sources is not None
+    source = sources[""]
     assert list(source.keys) == ["cat/1.jpg", "cat/4.jpg", "dog/2.jpg"]
     assert list(source.skipped) == [("cat/3.jpg", "it is no file, or a link to none")]
     assert source.empty == ["bird"]
@@ -46,39 +46,39 @@ def test_links_to_nothing_and_folders_without_samples_are_told(tmp_path: Path) -
 
 
 def test_classes_that_are_numbers_are_in_their_order(tmp_path: Path) -> None:
-    found = find(lay(tmp_path, "10/a.jpg", "9/b.jpg", "2/c.jpg"))
-    assert found is not None
-    assert found[""].classes == ("2", "9", "10")
-    assert found[""].labels.tolist() == [2, 0, 1]
+    sources = find(lay(tmp_path, "10/a.jpg", "9/b.jpg", "2/c.jpg"))
+    assert sources is not None
+    assert sources[""].classes == ("2", "9", "10")
+    assert sources[""].labels.tolist() == [2, 0, 1]
 
 
 def test_folders_named_for_parts_are_parts(tmp_path: Path) -> None:
-    found = find(lay(tmp_path, "train/cat/1.jpg", "train/dog/2.jpg", "test/cat/3.jpg", "notes/x.txt"))
-    assert found is not None
-    assert sorted(found) == ["test", "train"]
-    assert found["train"].classes == ("cat", "dog")
-    assert list(found["test"].keys) == ["cat/3.jpg"]
+    sources = find(lay(tmp_path, "train/cat/1.jpg", "train/dog/2.jpg", "test/cat/3.jpg", "notes/x.txt"))
+    assert sources is not None
+    assert sorted(sources) == ["test", "train"]
+    assert sources["train"].classes == ("cat", "dog")
+    assert list(sources["test"].keys) == ["cat/3.jpg"]
 
 
 def test_names_of_splits_may_have_capitals(tmp_path: Path) -> None:
-    found = find(lay(tmp_path, "Train/cat/1.jpg", "Train/dog/2.jpg", "TEST/cat/3.jpg"))
-    assert found is not None
-    assert {name: source.classes for name, source in found.items()} == {"train": ("cat", "dog"), "test": ("cat",)}
+    sources = find(lay(tmp_path, "Train/cat/1.jpg", "Train/dog/2.jpg", "TEST/cat/3.jpg"))
+    assert sources is not None
+    assert {name: source.classes for name, source in sources.items()} == {"train": ("cat", "dog"), "test": ("cat",)}
     with pytest.raises(PackError, match=", beside TEST"):
         find(lay(tmp_path, "test/cat/3.jpg"))
 
 
 def test_a_part_without_samples_is_none(tmp_path: Path) -> None:
     (tmp_path / "val").mkdir()
-    found = find(lay(tmp_path, "train/cat/1.jpg", "test/read.me"))
-    assert found is not None
-    assert list(found) == ["train"]
+    sources = find(lay(tmp_path, "train/cat/1.jpg", "test/read.me"))
+    assert sources is not None
+    assert list(sources) == ["train"]
 
 
 def test_audio_files_side_by_side_begin_with_their_class(tmp_path: Path) -> None:
-    found = find(lay(tmp_path, "7_paul_4.wav", "3_anna_0.wav", "10_anna_1.wav"))
-    assert found is not None
-    source = found[""]
+    sources = find(lay(tmp_path, "7_paul_4.wav", "3_anna_0.wav", "10_anna_1.wav"))
+    assert sources is not None
+    source = sources[""]
     assert source.kind == AUDIO
     assert source.classes == ("3", "7", "10")
     assert dict(zip(source.keys, source.labels.tolist(), strict=True)) == {
@@ -94,10 +94,10 @@ def test_images_side_by_side_have_no_class(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stray", ["overview.png", "._overview.jpg", "cat/._1.jpg", ".thumbs/1.jpg"])
 def test_a_stray_image_beside_the_classes_is_none_of_them(tmp_path: Path, stray: str) -> None:
-    found = find(lay(tmp_path, "cat/1.jpg", "dog/2.jpg", stray))
-    assert found is not None
-    assert found[""].classes == ("cat", "dog")
-    assert list(found[""].keys) == ["cat/1.jpg", "dog/2.jpg"]
+    sources = find(lay(tmp_path, "cat/1.jpg", "dog/2.jpg", stray))
+    assert sources is not None
+    assert sources[""].classes == ("cat", "dog")
+    assert list(sources[""].keys) == ["cat/1.jpg", "dog/2.jpg"]
 
 
 def test_images_and_audio_files_together_are_refused(tmp_path: Path) -> None:
@@ -116,17 +116,17 @@ def test_links_are_followed_unless_they_lead_in_a_circle(tmp_path: Path) -> None
     (tmp_path / "data" / "cat").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "data" / "dog" / "4.jpg").symlink_to(tmp_path / "elsewhere" / "1.jpg")
     (tmp_path / "data" / "dog" / "all").symlink_to(tmp_path / "data")
-    found = find(tmp_path / "data")
-    assert found is not None
-    assert list(found[""].keys) == ["cat/1.jpg", "cat/more/2.jpg", "dog/3.jpg", "dog/4.jpg"]
+    sources = find(tmp_path / "data")
+    assert sources is not None
+    assert list(sources[""].keys) == ["cat/1.jpg", "cat/more/2.jpg", "dog/3.jpg", "dog/4.jpg"]
 
 
 def test_a_link_to_nothing_is_left_out(tmp_path: Path) -> None:
     lay(tmp_path, "cat/1.jpg")
     (tmp_path / "cat" / "2.jpg").symlink_to(tmp_path / "nowhere.jpg")
-    found = find(tmp_path)
-    assert found is not None
-    assert list(found[""].keys) == ["cat/1.jpg"]
+    sources = find(tmp_path)
+    assert sources is not None
+    assert list(sources[""].keys) == ["cat/1.jpg"]
 
 
 def test_folders_of_nothing_known_are_none(tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def test_folders_of_nothing_known_are_none(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_gone_is_reported_when_it_is_read(tmp_path: Path) -> None:
-    found = find(lay(tmp_path, "cat/1.jpg", "dog/2.jpg"))
-    assert found is not None
+    sources = find(lay(tmp_path, "cat/1.jpg", "dog/2.jpg"))
+    assert sources is not None
     (tmp_path / "dog" / "2.jpg").unlink()
     with pytest.raises(FileNotFoundError):
-        found[""].read(1)
+        sources[""].read(1)

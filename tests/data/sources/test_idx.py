@@ -32,39 +32,39 @@ def lay(folder: Path, part: str = "train", dot: str = "-", ending: str = "") -> 
 @pytest.mark.parametrize("dot", ["-", "."])
 def test_images_and_labels_are_read(tmp_path: Path, dot: str, ending: str) -> None:
     lay(tmp_path, dot=dot, ending=ending)
-    found = find(tmp_path)
-    assert found is not None
-    assert list(found) == ["train"]
-    source = found["train"]
+    sources = find(tmp_path)
+    assert sources is not None
+    assert list(sources) == ["train"]
+    source = sources["train"]
     assert source.kind == RAW
     assert source.shape == (3, 5)
     assert source.labels.tolist() == [2, 0, 11, 2]
     assert source.sizes.tolist() == [15] * 4
-    assert [source.read(number) for number in range(4)] == [picture.tobytes() for picture in PICTURES]
+    assert [source.read(index) for index in range(4)] == [picture.tobytes() for picture in PICTURES]
     assert len(set(source.keys)) == 4
 
 
 def test_classes_are_numbers_in_their_order(tmp_path: Path) -> None:
     lay(tmp_path)
-    found = find(tmp_path)
-    assert found is not None
-    assert found["train"].classes == tuple(str(number) for number in range(12))
+    sources = find(tmp_path)
+    assert sources is not None
+    assert sources["train"].classes == tuple(str(label) for label in range(12))
 
 
 def test_parts_are_train_and_test_or_as_they_are_called(tmp_path: Path) -> None:
     for part in ("train", "t10k", "emnist-letters-test"):
         lay(tmp_path, part, ending=".gz")
-    found = find(tmp_path)
-    assert found is not None
-    assert sorted(found) == ["emnist-letters-test", "test", "train"]
+    sources = find(tmp_path)
+    assert sources is not None
+    assert sorted(sources) == ["emnist-letters-test", "test", "train"]
 
 
 def test_one_file_of_images_can_be_named(tmp_path: Path) -> None:
     lay(tmp_path)
-    found = find(lay(tmp_path, "t10k"))
-    assert found is not None
-    assert list(found) == [""]
-    assert len(found[""]) == 4
+    sources = find(lay(tmp_path, "t10k"))
+    assert sources is not None
+    assert list(sources) == [""]
+    assert len(sources[""]) == 4
 
 
 def test_other_files_and_folders_are_none(tmp_path: Path) -> None:
@@ -105,9 +105,9 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, head: bytes) -> Non
 @pytest.mark.parametrize("damage", ["short", "words", "changed"])
 def test_a_compressed_file_that_is_damaged_is_refused_with_its_name(tmp_path: Path, damage: str) -> None:
     images = lay(tmp_path, ending=".gz")
-    whole = images.read_bytes()
-    middle = len(whole) // 2
-    changed = whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :]
-    images.write_bytes({"short": whole[:-12], "words": b"these are words", "changed": changed}[damage])
+    packed = images.read_bytes()
+    middle = len(packed) // 2
+    changed = packed[:middle] + bytes([packed[middle] ^ 255]) + packed[middle + 1 :]
+    images.write_bytes({"short": packed[:-12], "words": b"these are words", "changed": changed}[damage])
     with pytest.raises(PackError, match=r"cannot read .*train-images-idx3-ubyte\.gz"):
         find(tmp_path)

@@ -24,61 +24,63 @@ def lay(path: Path, **members: bytes) -> Path:
 
 def test_labels_lie_beside_the_images(tmp_path: Path) -> None:
     members = {"0001.jpg": b"one", "0001.cls": b"10\n", "0002.cls": b"9", "0002.jpg": b"twotwo", "read.me": b"words"}
-    found = find(lay(tmp_path / "shard.tar", **members))
-    assert found is not None
-    assert list(found) == [""]
-    source = found[""]
+    sources = find(lay(tmp_path / "shard.tar", **members))
+    assert sources is not None
+    assert list(sources) == [""]
+    source = sources[""]
     assert source.kind == IMAGE
     assert source.classes == ("9", "10")
     assert source.labels.tolist() == [1, 0]
     assert list(source.keys) == ["shard.tar/0001.jpg", "shard.tar/0002.jpg"]
     assert source.sizes.tolist() == [3, 6]
-    assert [source.read(number) for number in range(2)] == [b"one", b"twotwo"]
+    assert [source.read(index) for index in range(2)] == [b"one", b"twotwo"]
 
 
 def test_a_label_can_be_a_name(tmp_path: Path) -> None:
-    found = find(lay(tmp_path / "a.tar", **{"1.wav": b"x", "1.cls": b"no\n", "2.wav": b"y", "2.cls": b"go"}))
-    assert found is not None
-    assert found[""].kind == AUDIO
-    assert found[""].classes == ("go", "no")
+    sources = find(lay(tmp_path / "a.tar", **{"1.wav": b"x", "1.cls": b"no\n", "2.wav": b"y", "2.cls": b"go"}))
+    assert sources is not None
+    assert sources[""].kind == AUDIO
+    assert sources[""].classes == ("go", "no")
 
 
 @pytest.mark.parametrize("key", ["label", "cls", "class"])
 def test_a_label_can_be_in_json(tmp_path: Path, key: str) -> None:
     text = f'{{"width": 3, "{key}": 7}}'.encode()
-    found = find(lay(tmp_path / "a.tar", **{"1.jpg": b"x", "1.json": text, "0.jpg": b"y", "0.cls": b"12"}))
-    assert found is not None
-    assert found[""].classes == ("7", "12")
-    assert found[""].labels.tolist() == [0, 1]
+    sources = find(lay(tmp_path / "a.tar", **{"1.jpg": b"x", "1.json": text, "0.jpg": b"y", "0.cls": b"12"}))
+    assert sources is not None
+    assert sources[""].classes == ("7", "12")
+    assert sources[""].labels.tolist() == [0, 1]
 
 
 def test_a_name_ends_at_its_first_dot(tmp_path: Path) -> None:
-    found = find(lay(tmp_path / "a.tar", **{"b.c/1.left.jpg": b"x", "b.c/1.cls": b"7"}))
-    assert found is not None
-    assert found[""].classes == ("7",)
+    sources = find(lay(tmp_path / "a.tar", **{"b.c/1.left.jpg": b"x", "b.c/1.cls": b"7"}))
+    assert sources is not None
+    assert sources[""].classes == ("7",)
 
 
 def test_an_image_that_belongs_to_another_is_told(tmp_path: Path) -> None:
     for image in ("1.jpg", "1.JPG"):
-        found = find(lay(tmp_path / "a.tar", **{image: b"x", "1.seg.png": b"y", "1.cls": b"7"}))
-        assert found is not None
-        assert list(found[""].keys) == [f"a.tar/{image}"]
-        assert list(found[""].skipped) == [("a.tar/1.seg.png", f"it belongs to {image}")]
+        sources = find(lay(tmp_path / "a.tar", **{image: b"x", "1.seg.png": b"y", "1.cls": b"7"}))
+        assert sources is not None
+        assert list(sources[""].keys) == [f"a.tar/{image}"]
+        assert list(sources[""].skipped) == [("a.tar/1.seg.png", f"it belongs to {image}")]
 
 
 def test_a_label_can_be_the_folder(tmp_path: Path) -> None:
-    found = find(lay(tmp_path / "a.tar", **{"data/dog/1.jpg": b"x", "data/cat/1.jpg": b"y", "data/cat/1.json": b"{}"}))
-    assert found is not None
-    assert found[""].classes == ("cat", "dog")
-    assert found[""].labels.tolist() == [1, 0]
+    sources = find(
+        lay(tmp_path / "a.tar", **{"data/dog/1.jpg": b"x", "data/cat/1.jpg": b"y", "data/cat/1.json": b"{}"})
+    )
+    assert sources is not None
+    assert sources[""].classes == ("cat", "dog")
+    assert sources[""].labels.tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("start", ["./", "./data/"])
 def test_names_may_begin_at_the_folder_that_was_packed(tmp_path: Path, start: str) -> None:
     """As `tar -cf a.tar .` writes them."""
-    found = find(lay(tmp_path / "a.tar", **{f"{start}1.jpg": b"x", f"{start}1.cls": b"7"}))
-    assert found is not None
-    assert found[""].classes == ("7",)
+    sources = find(lay(tmp_path / "a.tar", **{f"{start}1.jpg": b"x", f"{start}1.cls": b"7"}))
+    assert sources is not None
+    assert sources[""].classes == ("7",)
 
 
 def test_of_members_with_one_name_the_last_is_packed_with_its_label_and_the_others_are_told(tmp_path: Path) -> None:
@@ -89,9 +91,9 @@ def test_of_members_with_one_name_the_last_is_packed_with_its_label_and_the_othe
                 entry = tarfile.TarInfo(name)
                 entry.size = len(content)
                 tar.addfile(entry, io.BytesIO(content))
-    found = find(path)
-    assert found is not None
-    source = found[""]
+    sources = find(path)
+    assert sources is not None
+    source = sources[""]
     assert (source.classes, list(source.keys), source.read(0)) == (("7",), ["a.tar/1.jpg"], b"second!")
     assert list(source.skipped) == [("a.tar/1.jpg", "a later member has the same name")]
 
@@ -110,70 +112,70 @@ def test_links_and_folders_without_samples_are_told(tmp_path: Path) -> None:
             entry = tarfile.TarInfo(name)
             entry.type, entry.linkname = kind, target
             tar.addfile(entry)
-    found = find(path)
-    assert found is not None
-    assert {name: len(source) for name, source in found.items()} == {"train": 1, "test": 1}
-    assert list(found["test"].skipped) == [("a.tar/test/cat/4.jpg", "it is a link, to test/cat/2.jpg")]
-    assert list(found["train"].skipped) == [
+    sources = find(path)
+    assert sources is not None
+    assert {name: len(source) for name, source in sources.items()} == {"train": 1, "test": 1}
+    assert list(sources["test"].skipped) == [("a.tar/test/cat/4.jpg", "it is a link, to test/cat/2.jpg")]
+    assert list(sources["train"].skipped) == [
         ("a.tar/train/cat/3.jpg", "it is a link, to 1.jpg"),
         ("a.tar/val/cat/5.jpg", "it is no plain file"),
     ]
-    assert found["train"].empty == ["bird"]
+    assert sources["train"].empty == ["bird"]
 
 
 def test_hidden_files_are_left_out(tmp_path: Path) -> None:
     """As macOS puts them beside each file."""
-    found = find(lay(tmp_path / "a.tar", **{"cat/._1.jpg": b"notes", "cat/1.jpg": b"x"}))
-    assert found is not None
-    assert list(found[""].keys) == ["a.tar/cat/1.jpg"]
+    sources = find(lay(tmp_path / "a.tar", **{"cat/._1.jpg": b"notes", "cat/1.jpg": b"x"}))
+    assert sources is not None
+    assert list(sources[""].keys) == ["a.tar/cat/1.jpg"]
 
 
 def test_folders_named_for_parts_are_parts(tmp_path: Path) -> None:
     members = {"d/train/cat/1.jpg": b"x", "d/test/cat/2.jpg": b"y", "d/train/dog/3.jpg": b"z"}
-    found = find(lay(tmp_path / "a.tar", **members))
-    assert found is not None
-    assert {name: list(source.keys) for name, source in found.items()} == {
+    sources = find(lay(tmp_path / "a.tar", **members))
+    assert sources is not None
+    assert {name: list(source.keys) for name, source in sources.items()} == {
         "train": ["a.tar/d/train/cat/1.jpg", "a.tar/d/train/dog/3.jpg"],
         "test": ["a.tar/d/test/cat/2.jpg"],
     }
 
 
 def test_names_of_splits_may_have_capitals(tmp_path: Path) -> None:
-    found = find(lay(tmp_path / "a.tar", **{"d/Train/cat/1.jpg": b"x", "d/TEST/dog/2.jpg": b"y"}))
-    assert found is not None
-    assert {name: source.classes for name, source in found.items()} == {"train": ("cat",), "test": ("dog",)}
+    sources = find(lay(tmp_path / "a.tar", **{"d/Train/cat/1.jpg": b"x", "d/TEST/dog/2.jpg": b"y"}))
+    assert sources is not None
+    assert {name: source.classes for name, source in sources.items()} == {"train": ("cat",), "test": ("dog",)}
     (tmp_path / "Val").mkdir()
     (tmp_path / "a.tar").rename(tmp_path / "Val" / "0.tar")
     assert find(tmp_path) is not None
 
 
 def test_within_a_part_the_outer_folder_is_the_class(tmp_path: Path) -> None:
-    found = find(lay(tmp_path / "a.tar", **{"train/cat/young/1.jpg": b"x", "train/dog/2.jpg": b"y"}))
-    assert found is not None
-    assert found["train"].classes == ("cat", "dog")
+    sources = find(lay(tmp_path / "a.tar", **{"train/cat/young/1.jpg": b"x", "train/dog/2.jpg": b"y"}))
+    assert sources is not None
+    assert sources["train"].classes == ("cat", "dog")
 
 
 def test_a_part_can_be_a_word_of_the_name(tmp_path: Path) -> None:
     for name in ("flowers-train-000", "flowers-train-001", "flowers_val.0"):
         lay(tmp_path / f"{name}.tar", **{"1.jpg": b"x", "1.cls": b"7"})
-    found = find(tmp_path)
-    assert found is not None
-    assert {name: len(source) for name, source in found.items()} == {"train": 2, "val": 1}
+    sources = find(tmp_path)
+    assert sources is not None
+    assert {name: len(source) for name, source in sources.items()} == {"train": 2, "val": 1}
 
 
 def test_a_part_can_be_the_folder_of_the_tar_files(tmp_path: Path) -> None:
     for part in ("train", "test"):
         (tmp_path / part).mkdir()
         lay(tmp_path / part / "0.tar", **{"1.jpg": b"x", "1.cls": b"7"})
-    found = find(tmp_path)
-    assert found is not None
-    assert sorted(found) == ["test", "train"]
+    sources = find(tmp_path)
+    assert sources is not None
+    assert sorted(sources) == ["test", "train"]
 
 
 def test_one_tar_file_is_no_part_whatever_its_name(tmp_path: Path) -> None:
-    found = find(lay(tmp_path / "flowers-train.tar", **{"1.jpg": b"x", "1.cls": b"7"}))
-    assert found is not None
-    assert list(found) == [""]
+    sources = find(lay(tmp_path / "flowers-train.tar", **{"1.jpg": b"x", "1.cls": b"7"}))
+    assert sources is not None
+    assert list(sources) == [""]
 
 
 def test_a_sample_in_no_part_is_refused_where_others_are_in_some(tmp_path: Path) -> None:
@@ -185,12 +187,12 @@ def test_a_sample_in_no_part_is_refused_where_others_are_in_some(tmp_path: Path)
 def test_all_shards_of_a_folder_are_one_data_set(tmp_path: Path) -> None:
     for shard in (1, 0, 2):
         lay(tmp_path / f"shard-{shard}.tar", **{"1.jpg": b"x" * shard, "1.cls": str(shard).encode()})
-    found = find(tmp_path)
-    assert found is not None
-    source = found[""]
+    sources = find(tmp_path)
+    assert sources is not None
+    source = sources[""]
     assert list(source.keys) == [f"shard-{shard}.tar/1.jpg" for shard in range(3)]
     assert source.labels.tolist() == [0, 1, 2]
-    assert [source.read(number) for number in range(3)] == [b"", b"x", b"xx"]
+    assert [source.read(index) for index in range(3)] == [b"", b"x", b"xx"]
 
 
 def test_other_files_and_folders_are_none(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from unisono.errors import PackError
 def source(*names: str) -> Source:
     """A sample of each of these classes."""
     classes, labels = number_classes(names)
-    return Source(RAW, classes, names, labels, np.ones(len(names), np.int64), lambda number: b"x", (1, 1))
+    return Source(RAW, classes, names, labels, np.ones(len(names), np.int64), lambda index: b"x", (1, 1))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_other_and_hidden_files_hold_nothing_that_is_known(name: str) -> None:
 
 def test_images_and_audio_files_are_not_packed_together() -> None:
     def kind_of_all(*names: str) -> str:
-        return labelled_source(names, names, [1] * len(names), lambda number: b"x", Path("data"), []).kind
+        return labelled_source(names, names, [1] * len(names), lambda index: b"x", Path("data"), []).kind
 
     assert kind_of_all("a.jpg", "b.png") == IMAGE
     assert kind_of_all("a.wav") == AUDIO
@@ -69,8 +69,8 @@ def test_classes_are_in_the_order_of_their_names_or_numbers() -> None:
 
 
 def test_the_same_number_written_in_two_ways_is_two_classes_in_one_order() -> None:
-    for number in range(1, 40):
-        assert number_classes([f"{number}", f"0{number}"])[0] == (f"0{number}", f"{number}")
+    for label in range(1, 40):
+        assert number_classes([f"{label}", f"0{label}"])[0] == (f"0{label}", f"{label}")
 
 
 @given(st.lists(st.text("0123ab", min_size=1, max_size=3)))
@@ -97,7 +97,7 @@ def test_parts_get_the_classes_of_all_of_them() -> None:
 
 def test_parts_whose_classes_are_the_same_stay_as_they_are() -> None:
     """Names that a data set tells may be in any order."""
-    part = Source(RAW, ("dog", "cat"), ["0"], np.zeros(1, np.int64), np.ones(1, np.int64), lambda number: b"x", (1, 1))
+    part = Source(RAW, ("dog", "cat"), ["0"], np.zeros(1, np.int64), np.ones(1, np.int64), lambda index: b"x", (1, 1))
     parts = {"train": part, "test": part}
     assert unify_classes(parts) == parts
     assert unify_classes({"": part})[""] is part
@@ -112,7 +112,7 @@ def test_links_are_followed_but_not_into_what_leads_to_them(tmp_path: Path) -> N
         (data / name).symlink_to(target)
     files = ["a/0.txt", "a/l/0.txt", "b/0.txt", "b/l/0.txt", "c/0.txt"]
     assert sorted(str(file.relative_to(data)) for file in walk(data)) == files
-    assert {split: len(found) for split, found in files_by_split(data, (".txt",), by_name=False).items()} == {"": 5}
+    assert {split: len(paths) for split, paths in files_by_split(data, (".txt",), by_name=False).items()} == {"": 5}
 
 
 def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,55 +35,55 @@ def write(table: Path, **columns: list[Any]) -> Path:
 def test_paths_are_taken_from_the_folder_of_the_table(tmp_path: Path, ending: str) -> None:
     lay(tmp_path, "a/1.jpg", "b/2.png")
     path = write(tmp_path / f"t.{ending}", path=["b/2.png", "a/1.jpg"], label=["dog", "cat"], size=[1, 2])
-    found = find(path)
-    assert found is not None
-    assert list(found) == [""]
-    source = found[""]
+    sources = find(path)
+    assert sources is not None
+    assert list(sources) == [""]
+    source = sources[""]
     assert source.kind == IMAGE
     assert source.classes == ("cat", "dog")
     assert source.labels.tolist() == [1, 0]
     assert list(source.keys) == ["b/2.png", "a/1.jpg"]
     assert source.sizes.tolist() == [7, 7]
-    assert [source.read(number) for number in range(2)] == [b"b/2.png", b"a/1.jpg"]
+    assert [source.read(index) for index in range(2)] == [b"b/2.png", b"a/1.jpg"]
 
 
 @pytest.mark.parametrize("path", ["path", "file", "filename", "image", "audio"])
 @pytest.mark.parametrize("label", ["label", "class", "labels"])
 def test_columns_have_one_of_a_few_names(tmp_path: Path, path: str, label: str) -> None:
-    found = find(write(tmp_path / "t.csv", **{label: [10, 9], path: ["1.wav", "2.wav"]}))
-    assert found is not None
-    assert found[""].kind == AUDIO
-    assert found[""].classes == ("9", "10")
+    sources = find(write(tmp_path / "t.csv", **{label: [10, 9], path: ["1.wav", "2.wav"]}))
+    assert sources is not None
+    assert sources[""].kind == AUDIO
+    assert sources[""].classes == ("9", "10")
 
 
 def test_a_column_parts_the_data_set_and_a_class_has_one_number_in_all_parts(tmp_path: Path) -> None:
-    names = [f"{number}.jpg" for number in range(5)]
+    names = [f"{index}.jpg" for index in range(5)]
     lay(tmp_path, *names)
     columns = {"path": names, "label": ["a", "b", "c", "c", "a"], "split": ["train", "train", "test", "train", "test"]}
-    found = find(write(tmp_path / "t.csv", **columns))
-    assert found is not None
-    assert list(found) == ["train", "test"]
-    found = unify_classes(found)
-    assert found["train"].classes == found["test"].classes == ("a", "b", "c")
-    assert found["train"].labels.tolist() == [0, 1, 2]
-    assert found["test"].labels.tolist() == [2, 0]
-    assert [found["test"].read(number) for number in range(2)] == [b"2.jpg", b"4.jpg"]
+    sources = find(write(tmp_path / "t.csv", **columns))
+    assert sources is not None
+    assert list(sources) == ["train", "test"]
+    sources = unify_classes(sources)
+    assert sources["train"].classes == sources["test"].classes == ("a", "b", "c")
+    assert sources["train"].labels.tolist() == [0, 1, 2]
+    assert sources["test"].labels.tolist() == [2, 0]
+    assert [sources["test"].read(index) for index in range(2)] == [b"2.jpg", b"4.jpg"]
 
 
 def test_names_of_splits_may_have_capitals(tmp_path: Path) -> None:
     splits = ["Train", "train", "TEST", "Mine"]
-    found = find(write(tmp_path / "t.csv", path=["1.jpg", "2.jpg", "3.jpg", "4.jpg"], label=[0] * 4, split=splits))
-    assert {name: len(source) for name, source in (found or {}).items()} == {"train": 2, "test": 1, "Mine": 1}
+    sources = find(write(tmp_path / "t.csv", path=["1.jpg", "2.jpg", "3.jpg", "4.jpg"], label=[0] * 4, split=splits))
+    assert {name: len(source) for name, source in (sources or {}).items()} == {"train": 2, "test": 1, "Mine": 1}
 
 
 def test_a_file_that_is_missing_is_reported_when_it_is_read(tmp_path: Path) -> None:
     """So that the others are packed, and this one is named."""
     lay(tmp_path, "1.jpg")
-    found = find(write(tmp_path / "t.csv", path=["1.jpg", "2.jpg"], label=["a", "b"]))
-    assert found is not None
-    assert found[""].sizes.tolist() == [5, 0]
+    sources = find(write(tmp_path / "t.csv", path=["1.jpg", "2.jpg"], label=["a", "b"]))
+    assert sources is not None
+    assert sources[""].sizes.tolist() == [5, 0]
     with pytest.raises(FileNotFoundError):
-        found[""].read(1)
+        sources[""].read(1)
 
 
 def test_other_files_and_folders_are_none(tmp_path: Path) -> None:
@@ -125,9 +125,9 @@ def test_rows_without_path_or_label_are_refused_with_their_number(
 
 
 def test_numbers_stay_as_they_are_written(tmp_path: Path) -> None:
-    found = find(write(tmp_path / "t.csv", path=["1.jpg", "2.jpg"], label=["007", "010"]))
-    assert found is not None
-    assert found[""].classes == ("007", "010")
+    sources = find(write(tmp_path / "t.csv", path=["1.jpg", "2.jpg"], label=["007", "010"]))
+    assert sources is not None
+    assert sources[""].classes == ("007", "010")
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])

@@ -24,8 +24,8 @@ def lay(folder: Path, *names: str) -> None:
         (folder / name).write_text(name)
 
 
-def names_of(found: dict[str, list[Path]], folder: Path) -> dict[str, list[str]]:
-    return {split: [str(file.relative_to(folder)) for file in files] for split, files in found.items()}
+def names_of(splits: dict[str, list[Path]], folder: Path) -> dict[str, list[str]]:
+    return {split: [str(file.relative_to(folder)) for file in files] for split, files in splits.items()}
 
 
 def test_folders_are_splits_and_hidden_files_are_left_out(tmp_path: Path) -> None:
@@ -84,14 +84,14 @@ def test_windows_have_the_bytes_of_the_stream(tmp_path: Path) -> None:
     tokens = np.arange(8, dtype="<u2")
     source = windows_source(TokenStream(tokens, ("a",) * 8, [tmp_path]), 3, tmp_path, "train")
     assert (source.kind, source.shape, len(source)) == (TEXT, (4,), 2)
-    assert [np.frombuffer(source.read(number), "<u2").tolist() for number in range(2)] == [[0, 1, 2, 3], [3, 4, 5, 6]]
+    assert [np.frombuffer(source.read(index), "<u2").tolist() for index in range(2)] == [[0, 1, 2, 3], [3, 4, 5, 6]]
     assert source.sizes.tolist() == [8, 8]
     assert list(source.keys) == ["train/0", "train/1"]
 
 
 def windows(tokens: np.ndarray, window: int) -> list[list[int]]:
     source = windows_source(TokenStream(tokens, (), []), window, Path("texts"), "train")
-    return [np.frombuffer(source.read(number), tokens.dtype).tolist() for number in range(len(source))]
+    return [np.frombuffer(source.read(index), tokens.dtype).tolist() for index in range(len(source))]
 
 
 def test_the_example() -> None:
@@ -102,10 +102,10 @@ def test_the_example() -> None:
 
 @given(tokens=st.lists(st.integers(0, 99), min_size=10, max_size=40), window=st.integers(1, 9))
 def test_each_token_but_the_first_is_a_label_once(tokens: list[int], window: int) -> None:
-    found = windows(np.array(tokens, token_dtype(100)), window)
-    assert all(len(one) == window + 1 for one in found)
-    labels = [token for one in found for token in one[1:]]
-    inputs = [token for one in found for token in one[:-1]]
+    rows = windows(np.array(tokens, token_dtype(100)), window)
+    assert all(len(row) == window + 1 for row in rows)
+    labels = [token for row in rows for token in row[1:]]
+    inputs = [token for row in rows for token in row[:-1]]
     assert labels == tokens[1 : len(labels) + 1]
     assert inputs == tokens[: len(labels)]
     assert len(tokens) - len(labels) <= window
@@ -171,16 +171,16 @@ def test_a_line_without_a_text_is_refused_with_its_number(tmp_path: Path, line: 
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "message"),
     [
         (b'{"text": "a"', "Expecting ',' delimiter at character 13; mend the line"),
         (b"[" * 100_000, "maximum recursion depth exceeded"),
         ('{"text": "für"}'.encode("latin-1"), "'utf-8' codec can't decode byte 0xfc"),
     ],
 )
-def test_what_is_no_json_is_refused_with_its_line(tmp_path: Path, line: bytes, words: str) -> None:
+def test_what_is_no_json_is_refused_with_its_line(tmp_path: Path, line: bytes, message: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\r\n\n' + line)
-    with pytest.raises(PackError, match=rf"a\.jsonl: line 3 is no JSON in UTF-8: {words}"):
+    with pytest.raises(PackError, match=rf"a\.jsonl: line 3 is no JSON in UTF-8: {message}"):
         texts_of(tmp_path)
 
 
@@ -220,14 +220,14 @@ def test_what_is_no_parquet_is_refused_with_its_name(tmp_path: Path) -> None:
 def test_tokens_are_taken_as_they_are_with_one_vocabulary(tmp_path: Path) -> None:
     np.save(tmp_path / "train.npy", np.array([5, 0, 70_000, 3], np.int64))
     np.save(tmp_path / "test.npy", np.array([1, 2], np.uint8))
-    found = find(tmp_path, TextOptions(1))
-    assert {name: stream_of(source) for name, source in found.items()} == {"train": [5, 0, 70_000, 3], "test": [1, 2]}
-    assert {len(source.classes) for source in found.values()} == {70_001}
-    assert found["test"].classes[:2] == ("0", "1")
+    sources = find(tmp_path, TextOptions(1))
+    assert {name: stream_of(source) for name, source in sources.items()} == {"train": [5, 0, 70_000, 3], "test": [1, 2]}
+    assert {len(source.classes) for source in sources.values()} == {70_001}
+    assert sources["test"].classes[:2] == ("0", "1")
 
 
 @pytest.mark.parametrize(
-    ("tokens", "words"),
+    ("tokens", "message"),
     [
         (np.array([0.5]), r"float64 numbers of shape \(1,\); tokens are integers"),
         (np.zeros((2, 2), int), r"int64 numbers of shape \(2, 2\)"),
@@ -235,9 +235,9 @@ def test_tokens_are_taken_as_they_are_with_one_vocabulary(tmp_path: Path) -> Non
         (np.array([1 << 20]), "numbers from 1048576 to 1048576"),
     ],
 )
-def test_what_are_no_tokens_is_refused(tmp_path: Path, tokens: np.ndarray, words: str) -> None:
+def test_what_are_no_tokens_is_refused(tmp_path: Path, tokens: np.ndarray, message: str) -> None:
     np.save(tmp_path / "a.npy", tokens)
-    with pytest.raises(PackError, match=words):
+    with pytest.raises(PackError, match=message):
         find(tmp_path)
 
 

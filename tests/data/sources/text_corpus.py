@@ -13,7 +13,7 @@ from unisono.data.sources import Source, find
 def stream_of(source: Source) -> list[int]:
     """The tokens of all windows, joined again."""
     dtype = "<u2" if len(source.classes) <= 1 << 16 else "<u4"
-    rows = [np.frombuffer(source.read(number), dtype).tolist() for number in range(len(source))]
+    rows = [np.frombuffer(source.read(index), dtype).tolist() for index in range(len(source))]
     return rows[0] + [token for row in rows[1:] for token in row[1:]]
 
 

@@ -23,7 +23,7 @@ GB = 10**9
 
 REPLICATED = DataOptions(storage="replicated")
 
-GROUPS = st.lists(st.integers(1, 40), max_size=3).map(lambda found: sorted({1, *found}))
+GROUPS = st.lists(st.integers(1, 40), max_size=3).map(lambda counts: sorted({1, *counts}))
 
 NODES = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 9000), st.integers(0, 9000)), min_size=1, max_size=4)
 
@@ -52,16 +52,16 @@ def test_the_example_of_the_docs(pack: int, shared: int, expected: DataOptions, 
     """4 ranks on 2 nodes; the last does not fit at all."""
     nodes = [FreeMemory(2, 30 * GB, shared * GB)] * 2
     partition = {1: pack * GB // 4, 2: pack * GB // 2}
-    found, words = choose_storage(pack * GB, partition, nodes, DataOptions(), window=GB // 2)
-    assert found == expected
-    assert words.startswith(reason)
-    assert "\n" not in words
+    chosen, explanation = choose_storage(pack * GB, partition, nodes, DataOptions(), window=GB // 2)
+    assert chosen == expected
+    assert explanation.startswith(reason)
+    assert "\n" not in explanation
 
 
 def test_the_fullest_node_decides_and_is_named() -> None:
     nodes = [FreeMemory(2, 90 * GB, 90 * GB), FreeMemory(2, 30 * GB, 10 * GB), FreeMemory(3, 40 * GB, 40 * GB)]
-    found, reason = choose_storage(6 * GB, {1: 1 * GB, 3: 3 * GB}, nodes, DataOptions())
-    assert found == DataOptions(groups=3)
+    chosen, reason = choose_storage(6 * GB, {1: 1 * GB, 3: 3 * GB}, nodes, DataOptions())
+    assert chosen == DataOptions(groups=3)
     assert "partitions take 9.0 GB of 40.0 GB free in node 2" in reason
     assert reason.endswith(
         "a copy would take 6.0 GB of 10.0 GB free in node 1, of which 50% may be used (shared memory)"
@@ -70,8 +70,8 @@ def test_the_fullest_node_decides_and_is_named() -> None:
 
 @pytest.mark.parametrize("unknown", [FreeMemory(1, None, 5), FreeMemory(1, 5, None), FreeMemory(1, None, None)])
 def test_without_the_memory_of_a_node_the_pack_is_partitioned(unknown: FreeMemory) -> None:
-    found, reason = choose_storage(1, {1: 1}, [FreeMemory(1, GB, GB), unknown], DataOptions())
-    assert found == DataOptions()
+    chosen, reason = choose_storage(1, {1: 1}, [FreeMemory(1, GB, GB), unknown], DataOptions())
+    assert chosen == DataOptions()
     assert reason.endswith("the free memory of the nodes is not known")
 
 
@@ -82,13 +82,13 @@ def test_the_first_that_fits_is_taken(pack: int, seats: list[tuple[int, int, int
     def fits(each: int) -> bool:
         return all(node.ranks * partition[each] <= MEMORY_SHARE * (node.free or 0) for node in nodes)
 
-    found, _ = choose_storage(pack, partition, nodes, DataOptions())
+    chosen, _ = choose_storage(pack, partition, nodes, DataOptions())
     if all(pack <= MEMORY_SHARE * (node.shared or 0) for node in nodes):
-        assert found == REPLICATED
+        assert chosen == REPLICATED
     elif fitting := [each for each in groups if fits(each)]:
-        assert found == DataOptions(groups=max(fitting))
+        assert chosen == DataOptions(groups=max(fitting))
     else:
-        assert (found.storage, found.groups) == ("streamed", 1)
+        assert (chosen.storage, chosen.groups) == ("streamed", 1)
 
 
 @given(st.integers(1, 9000), NODES, GROUPS, st.integers(0, 9000))
@@ -99,8 +99,8 @@ def test_more_memory_never_means_fewer_copies(
     richer = [FreeMemory(node.ranks, (node.free or 0) + more, (node.shared or 0) + more) for node in nodes]
     before, after = (choose_storage(pack, partition, each, DataOptions())[0] for each in (nodes, richer))
     names = ("streamed", "partitioned", "replicated")
-    one, other = ((names.index(each.storage), each.groups) for each in (before, after))
-    assert other >= one
+    earlier, later = ((names.index(each.storage), each.groups) for each in (before, after))
+    assert later >= earlier
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5, 9])
@@ -129,8 +129,8 @@ def test_a_storage_that_is_named_is_not_chosen_and_costs_no_collective(tiny: Any
 def test_all_ranks_choose_alike_though_they_find_other_memory(
     on_ranks: OnRanks, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = iter([9000, 400, 9000, 9000, 9000, 9000])
-    monkeypatch.setattr(free_memory, "free_bytes", lambda shared: next(found))
+    free = iter([9000, 400, 9000, 9000, 9000, 9000])
+    monkeypatch.setattr(free_memory, "free_bytes", lambda shared: next(free))
     choices = on_ranks(3, lambda world: resolve_storage(DataOptions(storage="auto"), tiny.index, world))
     assert len(set(choices)) == 1
 
@@ -142,8 +142,8 @@ def test_half_of_the_memory_may_be_used(
     """The pack has 122 bytes."""
     assert MEMORY_SHARE == 0.5
     monkeypatch.setattr(free_memory, "free_bytes", lambda shared=False, most=shared: most if shared else 1 << 40)
-    ((found, _), *_) = on_ranks(3, lambda world: resolve_storage(DataOptions(storage="auto"), tiny.index, world))
-    assert found.storage == expected
+    ((chosen, _), *_) = on_ranks(3, lambda world: resolve_storage(DataOptions(storage="auto"), tiny.index, world))
+    assert chosen.storage == expected
 
 
 def test_what_no_partition_holds_is_streamed_through_the_buffer_that_is_given(
@@ -152,8 +152,8 @@ def test_what_no_partition_holds_is_streamed_through_the_buffer_that_is_given(
     monkeypatch.setattr(free_memory, "free_bytes", lambda shared: 100)
     for cache, cached in ((0, ""), (30, ", with 25% of the pack cached in each node"), (900, ", with 100% of .* node")):
         auto = DataOptions(storage="auto", buffer_megabytes=40 / MEGABYTE, cache_megabytes=cache / MEGABYTE)
-        ((found, reason), *_) = on_ranks(3, lambda world, auto=auto: resolve_storage(auto, tiny.index, world))
-        assert found == DataOptions(
+        ((chosen, reason), *_) = on_ranks(3, lambda world, auto=auto: resolve_storage(auto, tiny.index, world))
+        assert chosen == DataOptions(
             storage="streamed", buffer_megabytes=40 / MEGABYTE, cache_megabytes=cache / MEGABYTE
         )
         assert re.match(rf"streamed through a shuffle buffer of 0\.0 MB{cached}: partitions would take ", reason)
@@ -164,9 +164,9 @@ def test_windows_and_cache_stay_within_the_memory_that_may_be_used(
     pack: int, seats: list[tuple[int, int, int]], window: int
 ) -> None:
     nodes = nodes_of(seats)
-    found, _ = choose_storage(pack, {1: pack}, nodes, DataOptions(), window=window)
-    assert 0 <= found.cache <= pack
-    if found.cache:
+    chosen, _ = choose_storage(pack, {1: pack}, nodes, DataOptions(), window=window)
+    assert 0 <= chosen.cache <= pack
+    if chosen.cache:
         for node in nodes:
-            assert found.cache <= MEMORY_SHARE * (node.shared or 0)
-            assert found.cache + node.ranks * window <= MEMORY_SHARE * (node.free or 0)
+            assert chosen.cache <= MEMORY_SHARE * (node.shared or 0)
+            assert chosen.cache + node.ranks * window <= MEMORY_SHARE * (node.free or 0)

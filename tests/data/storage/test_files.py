@@ -28,10 +28,10 @@ BATCH, SEED = 8, 3
 def options(tmp_path: Path) -> DataOptions:
     """Grey PNG files of two classes, one of them broken, and a pack of them."""
     for split, count in (("train", 21), ("test", 9)):
-        for number in range(count):
-            path = tmp_path / "files" / split / ("even", "odd")[number % 2] / f"{number}.png"
+        for index in range(count):
+            path = tmp_path / "files" / split / ("even", "odd")[index % 2] / f"{index}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            cv2.imwrite(str(path), np.random.default_rng(number).integers(0, 256, (8, 8), np.uint8))
+            cv2.imwrite(str(path), np.random.default_rng(index).integers(0, 256, (8, 8), np.uint8))
     (tmp_path / "files" / "train" / "even" / "broken.png").write_bytes(b"no image")
     for split, source in find(tmp_path / "files").items():
         pack(source, tmp_path / "pack" / split, PackOptions(stripes=2), 1, lambda: None)
@@ -41,10 +41,10 @@ def options(tmp_path: Path) -> DataOptions:
 def seen(options: DataOptions, world: Any) -> list[torch.Tensor]:
     """What a rank sees in an epoch, and in the test set."""
     feed = packed_feed(options, world, SEED)
-    found = [each.clone() for batch in feed.epoch(1, BATCH, 0) for each in batch]
-    found += [each.clone() for batch in feed.test_batches(BATCH) for each in batch]
+    tensors = [each.clone() for batch in feed.epoch(1, BATCH, 0) for each in batch]
+    tensors += [each.clone() for batch in feed.test_batches(BATCH) for each in batch]
     feed.close()
-    return found
+    return tensors
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -53,20 +53,20 @@ def test_batches_are_those_of_the_pack_in_memory(on_ranks: OnRanks, options: Dat
         on_ranks(ranks, lambda world, storage=storage: seen(replace(options, storage=storage), world))
         for storage in ("files", "partitioned")
     )
-    for one, other in zip(from_files, from_memory, strict=True):
-        assert all(map(torch.equal, one, other))
-        assert len(one) == len(other) > 0
+    for result, expected in zip(from_files, from_memory, strict=True):
+        assert all(map(torch.equal, result, expected))
+        assert len(result) == len(expected) > 0
 
 
 def test_files_that_packing_encodes_again_are_encoded_as_it_does(on_ranks: OnRanks, tmp_path: Path) -> None:
     rotated = Image.Exif()
     rotated[ExifTags.Base.Orientation] = 6
     for split in ("train", "test"):
-        for number, (ending, mode) in enumerate([("jpg", "RGB"), ("bmp", "RGB"), ("png", "RGBA"), ("jpg", "CMYK")]):
-            path = tmp_path / "files" / split / "one" / f"{number}.{ending}"
+        for index, (ending, mode) in enumerate([("jpg", "RGB"), ("bmp", "RGB"), ("png", "RGBA"), ("jpg", "CMYK")]):
+            path = tmp_path / "files" / split / "one" / f"{index}.{ending}"
             path.parent.mkdir(parents=True, exist_ok=True)
-            pixels = np.random.default_rng(number).integers(0, 256, (12, 9, 3), np.uint8)
-            Image.fromarray(pixels).convert(mode).save(path, **({} if number else {"exif": rotated}))
+            pixels = np.random.default_rng(index).integers(0, 256, (12, 9, 3), np.uint8)
+            Image.fromarray(pixels).convert(mode).save(path, **({} if index else {"exif": rotated}))
         pack(find(path.parents[1])[""], tmp_path / "pack" / split, PackOptions(quality=70), 1, lambda: None)
     options = DataOptions(pack=str(tmp_path / "pack"), files=str(tmp_path / "files"), size=8, threads=1)
     from_files, from_memory = (

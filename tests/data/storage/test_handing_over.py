@@ -63,8 +63,8 @@ def generation(pack: Any, epoch: int, after: Callable[[Any, PartitionedStorage],
     return work
 
 
-def each_once(found: list[tuple[list[int], str]]) -> list[int]:
-    return sorted(number for seen, _ in found for number in seen)
+def each_once(results: list[tuple[list[int], str]]) -> list[int]:
+    return sorted(sample for seen, _ in results for sample in seen)
 
 
 @pytest.mark.parametrize("following", [1, 2, 3, 5])
@@ -76,10 +76,10 @@ def test_what_is_left_is_not_read_again(
     assert each_once(anywhere(3, generation(audio_samples, 0))) == every
     assert sorted(read) == every
     read.clear()
-    found = anywhere(following, generation(audio_samples, epoch))
-    assert each_once(found) == every
+    results = anywhere(following, generation(audio_samples, epoch))
+    assert each_once(results) == every
     assert read == []
-    assert {note for _, note in found} == {f"{len(every)} of {len(every)} samples were left in memory"}
+    assert {note for _, note in results} == {f"{len(every)} of {len(every)} samples were left in memory"}
     assert len(list(memory.iterdir())) == following, "what was taken over is removed"
 
 
@@ -120,14 +120,14 @@ def test_what_was_being_moved_is_read_anew(
     every = list(range(len(audio_samples.index)))
     anywhere(3, generation(audio_samples, 0, die))
     read.clear()
-    found = anywhere(2, generation(audio_samples, 0))
-    assert each_once(found) == every
+    results = anywhere(2, generation(audio_samples, 0))
+    assert each_once(results) == every
     batches = audio_samples.index.stripe, audio_samples.index.batch
-    assert {tuple(each[number] for each in batches) for number in read} == {
-        tuple(each[number] for each in batches) for number in lost
+    assert {tuple(each[sample] for each in batches) for sample in read} == {
+        tuple(each[sample] for each in batches) for sample in lost
     }
     assert len(read) == len(set(read)), "no batch is read twice"
-    assert found[0][1].startswith(f"{len(every) - len(lost)} of ")
+    assert results[0][1].startswith(f"{len(every) - len(lost)} of ")
 
 
 def test_hosts_hand_over_what_others_need(
@@ -138,21 +138,21 @@ def test_hosts_hand_over_what_others_need(
     monkeypatch.setattr(partitioned, "names_of", lambda _: here.memory / "samples-pack")
 
     def on_hosts(ranks: int, work: Callable[[Any], Any]) -> list[Any]:
-        def one(world: Any) -> Any:
+        def on_host(world: Any) -> Any:
             here.memory = tmp_path / f"host-{world.rank}"
             return work(world)
 
-        return on_ranks(ranks, one)
+        return on_ranks(ranks, on_host)
 
     on_hosts(3, generation(audio_samples, 0))
     shutil.rmtree(tmp_path / "host-2")
     order = permutation(len(every), 1, 0)
-    lost = [number for step in range(steps_of(len(every), BATCH)) for number in share(order, BATCH, step, 2, 3)]
+    lost = [sample for step in range(steps_of(len(every), BATCH)) for sample in share(order, BATCH, step, 2, 3)]
     read.clear()
-    found = on_hosts(2, generation(audio_samples, 0))
-    assert each_once(found) == every
+    results = on_hosts(2, generation(audio_samples, 0))
+    assert each_once(results) == every
     assert set(lost) <= set(read)
-    assert found[0][1].startswith(f"{len(every) - len(lost)} of ")
+    assert results[0][1].startswith(f"{len(every) - len(lost)} of ")
     read.clear()
     assert each_once(on_hosts(3, generation(audio_samples, 0))) == every
     assert read == []
@@ -163,12 +163,12 @@ def test_copies_of_groups_are_taken_over(anywhere: OnRanks, audio_samples: Any, 
 
     def work(world: Any) -> list[int]:
         storage = PartitionedStorage(index, world, DataOptions(groups=2))
-        found = [sample.tobytes() for sample in storage.samples(storage.numbers)]
-        assert found == [contents[number] for number in storage.numbers]
+        samples = [sample.tobytes() for sample in storage.samples(storage.numbers)]
+        assert samples == [contents[sample] for sample in storage.numbers]
         return storage.numbers.tolist()
 
     for _ in range(2):
-        assert sorted(number for held in anywhere(4, work) for number in held) == sorted(2 * [*range(len(index))])
+        assert sorted(sample for held in anywhere(4, work) for sample in held) == sorted(2 * [*range(len(index))])
     assert len(read) == 2 * len(index), "in the first generation alone"
 
 
@@ -186,8 +186,8 @@ def test_where_memory_is_short_samples_are_read_anew(
 
     monkeypatch.setattr(free_memory, "free_bytes", free)
     read.clear()
-    found = anywhere(2, generation(audio_samples, 1))
-    assert each_once(found) == sorted(read) == list(range(len(audio_samples.index)))
+    results = anywhere(2, generation(audio_samples, 1))
+    assert each_once(results) == sorted(read) == list(range(len(audio_samples.index)))
     assert bool(list(memory.iterdir())) == bool(room)
 
 
@@ -202,17 +202,17 @@ def test_the_choice_of_a_storage_does_not_count_what_is_taken_over(
 
 def test_another_pack_is_not_taken_for_this_one(on_ranks: OnRanks, tiny: Any, many: Any, memory: Path) -> None:
     on_ranks(2, generation(tiny, 0))
-    found = on_ranks(2, generation(many, 0))
-    assert {note for _, note in found} == {""}
+    results = on_ranks(2, generation(many, 0))
+    assert {note for _, note in results} == {""}
 
 
 def test_samples_that_lie_at_the_end_of_their_memory_are_found(tmp_path: Path) -> None:
     lengths, path = np.array([3, 9, 8], np.int32), tmp_path / "samples-x"
-    whole = map_file(path, HEADER_BYTES + 64 + 6 * 8)  # room for 4 rows and 6 blocks
-    whole[:HEADER_BYTES].view(np.int64)[:5] = 4, 6, 2, 3, 4
-    whole[HEADER_BYTES:].view(np.int32)[2:4] = 1, 0
-    whole[-24:] = np.frombuffer(b"123456789-------abc-----", np.uint8)
+    mapped = map_file(path, HEADER_BYTES + 64 + 6 * 8)  # room for 4 rows and 6 blocks
+    mapped[:HEADER_BYTES].view(np.int64)[:5] = 4, 6, 2, 3, 4
+    mapped[HEADER_BYTES:].view(np.int32)[2:4] = 1, 0
+    mapped[-24:] = np.frombuffer(b"123456789-------abc-----", np.uint8)
     left = handing_over.LeftFile(path, lengths, 8)
     assert left.numbers.tolist() == [1, 0]
-    (found,) = left.stretches(np.array([1, 0]))
-    assert [sample.tobytes() for sample in found.each()] == [b"abc", b"123456789"]
+    (stretch,) = left.stretches(np.array([1, 0]))
+    assert [sample.tobytes() for sample in stretch.each()] == [b"abc", b"123456789"]

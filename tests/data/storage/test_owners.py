@@ -87,7 +87,7 @@ def test_groups_of_one_size_are_formed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("samples", "ranks", "groups", "words"),
+    ("samples", "ranks", "groups", "message"),
     [
         (10, 6, 4, r"6 ranks cannot form 4 groups of one size; \[1, 2, 3, 6\] can be formed"),
         (10, 6, 0, r"6 ranks cannot form 0 groups of one size; \[1, 2, 3, 6\] can be formed"),
@@ -95,8 +95,8 @@ def test_groups_of_one_size_are_formed() -> None:
         (4, 10, 2, "5 ranks share 4 samples, so some would hold none; start at most 4"),
     ],
 )
-def test_groups_that_cannot_be_formed_are_refused(samples: int, ranks: int, groups: int, words: str) -> None:
-    with pytest.raises(PackError, match=words):
+def test_groups_that_cannot_be_formed_are_refused(samples: int, ranks: int, groups: int, message: str) -> None:
+    with pytest.raises(PackError, match=message):
         check_groups(samples, ranks, groups)
 
 
@@ -114,33 +114,33 @@ def test_groups_are_of_one_size_and_under_one_switch_where_the_numbers_divide(
 ) -> None:
     ranks = placement.ranks
     groups = data.draw(st.sampled_from([count for count in range(1, ranks + 1) if ranks % count == 0]))
-    found, members = form_groups(placement, groups), ranks // groups
-    assert Counter(found.group_of_rank) == dict.fromkeys(range(groups), members)
+    formed, members = form_groups(placement, groups), ranks // groups
+    assert Counter(formed.group_of_rank) == dict.fromkeys(range(groups), members)
     for group in range(groups):
-        own = [rank for rank in range(ranks) if found.group_of_rank[rank] == group]
-        assert [found.member_of_rank[rank] for rank in own] == list(range(members))
+        own = [rank for rank in range(ranks) if formed.group_of_rank[rank] == group]
+        assert [formed.member_of_rank[rank] for rank in own] == list(range(members))
     sizes = Counter(placement.supernode_of(rank) for rank in range(ranks))
-    sites = [{placement.supernode_of(r) for r in range(ranks) if found.group_of_rank[r] == g} for g in range(groups)]
+    sites = [{placement.supernode_of(r) for r in range(ranks) if formed.group_of_rank[r] == g} for g in range(groups)]
     if all(size % members == 0 for size in sizes.values()):
         assert all(len(site) == 1 for site in sites)
-        assert found.note == ""
+        assert formed.note == ""
     else:
-        assert found.group_of_rank == tuple(rank // members for rank in range(ranks))
-        assert (found.note == "") == (groups == 1)
+        assert formed.group_of_rank == tuple(rank // members for rank in range(ranks))
+        assert (formed.note == "") == (groups == 1)
 
 
 @given(placements())
 def test_groups_of_a_nodes_size_stay_on_nodes_where_the_numbers_divide(placement: Placement) -> None:
     sizes = {len(node) for node in placement.nodes}
     if len(sizes) == 1:
-        found = form_groups(placement, len(placement.nodes))
-        assert all(len({found.group_of_rank[rank] for rank in node}) == 1 for node in placement.nodes)
+        formed = form_groups(placement, len(placement.nodes))
+        assert all(len({formed.group_of_rank[rank] for rank in node}) == 1 for node in placement.nodes)
 
 
 def test_the_example_of_groups() -> None:
-    found = form_groups(place([0, 0, 1, 1, 2, 2, 3, 3], [0, 0, 1, 1, 0, 0, 1, 1]), 2)
-    assert found.group_of_rank == (0, 0, 1, 1, 0, 0, 1, 1)
-    assert found.member_of_rank == (0, 1, 0, 1, 2, 3, 2, 3)
+    formed = form_groups(place([0, 0, 1, 1, 2, 2, 3, 3], [0, 0, 1, 1, 0, 0, 1, 1]), 2)
+    assert formed.group_of_rank == (0, 0, 1, 1, 0, 0, 1, 1)
+    assert formed.member_of_rank == (0, 1, 0, 1, 2, 3, 2, 3)
 
 
 @pytest.mark.parametrize("placement", [one_rank_per_node(6), regular(1, 2, 3), regular(3, 1, 2)])
@@ -149,13 +149,13 @@ def test_ranks_that_are_numbered_by_place_are_grouped_by_number(placement: Place
 
 
 def test_supernodes_that_do_not_divide_are_named() -> None:
-    found = form_groups(place(range(6), "aaaabb"), 2)
-    assert found.group_of_rank == (0, 0, 0, 1, 1, 1)
-    assert found.note == "groups of 3 ranks are formed by number of rank: supernodes of [4, 2] ranks do not divide"
+    formed = form_groups(place(range(6), "aaaabb"), 2)
+    assert formed.group_of_rank == (0, 0, 0, 1, 1, 1)
+    assert formed.note == "groups of 3 ranks are formed by number of rank: supernodes of [4, 2] ranks do not divide"
 
 
 @pytest.mark.parametrize(
-    ("parts", "placement", "words"),
+    ("parts", "placement", "expected"),
     [
         (0, regular(2, 1, 2), ""),
         (2, regular(2, 1, 2), ""),
@@ -166,7 +166,7 @@ def test_supernodes_that_do_not_divide_are_named() -> None:
         (1, regular(2, 1, 2), "ranks 0 to 3 share a part, but are in 2 supernodes"),
     ],
 )
-def test_parts_that_cross_switches_are_named(parts: int, placement: Placement, words: str) -> None:
-    found = scope_note(ShuffleOptions(4, parts), placement)
-    assert found.startswith(words)
-    assert bool(found) == bool(words)
+def test_parts_that_cross_switches_are_named(parts: int, placement: Placement, expected: str) -> None:
+    note = scope_note(ShuffleOptions(4, parts), placement)
+    assert note.startswith(expected)
+    assert bool(note) == bool(expected)

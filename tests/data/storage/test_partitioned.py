@@ -53,13 +53,13 @@ def test_each_rank_has_what_it_sees_and_each_group_has_all(
             memory.epoch(order, batch)
             for step in range(steps_of(samples, batch)):
                 wanted = share(order, batch, step, world.rank, world.size)
-                found = [sample.tobytes() for sample in memory.samples(wanted)]
-                assert found == [contents[number] for number in wanted.tolist()]
+                read_samples = [sample.tobytes() for sample in memory.samples(wanted)]
+                assert read_samples == [contents[sample] for sample in wanted.tolist()]
             held.append(memory.numbers.tolist())
             assert held[-1] == sorted(held[-1])
-            found = [sample.tobytes() for sample in memory.samples(memory.numbers)]
-            assert found == [contents[number] for number in held[-1]]
-            assert memory.nbytes == sum(map(len, found))
+            read_samples = [sample.tobytes() for sample in memory.samples(memory.numbers)]
+            assert read_samples == [contents[sample] for sample in held[-1]]
+            assert memory.nbytes == sum(map(len, read_samples))
         memory.close()
         assert memory.nbytes == 0
         return held
@@ -67,7 +67,7 @@ def test_each_rank_has_what_it_sees_and_each_group_has_all(
     members = ranks // groups
     for held in zip(*anywhere(ranks, work), strict=True):
         for first in range(0, ranks, members):
-            together = [number for rank in held[first : first + members] for number in rank]
+            together = [sample for rank in held[first : first + members] for sample in rank]
             assert sorted(together) == list(range(samples))
 
 
@@ -97,12 +97,12 @@ def test_one_shuffle_of_what_is_sorted_by_class_is_as_good_as_a_true_permutation
         without = np.array_split(rng.permutation(memory.numbers), len(steps))  # random, but of its own stretch alone
         order = permutation(len(index), 0, 0)
         memory.epoch(order, batch)
-        found = (memory.samples(share(order, batch, step, world.rank, world.size)) for step in steps)
-        seen = [[int.from_bytes(sample.tobytes(), "little") for sample in samples] for samples in found]
+        shares = (memory.samples(share(order, batch, step, world.rank, world.size)) for step in steps)
+        seen = [[int.from_bytes(sample.tobytes(), "little") for sample in samples] for samples in shares]
         return seen, [numbers.tolist() for numbers in without]
 
     shuffled, stretches = (
-        np.array([number for step in zip(*everyone, strict=True) for part in step for number in part])
+        np.array([sample for step in zip(*everyone, strict=True) for part in step for sample in part])
         for everyone in zip(*on_ranks(ranks, work), strict=True)
     )
     assert sorted(shuffled) == sorted(stretches) == list(range(len(index)))
@@ -115,11 +115,11 @@ def test_segments_of_a_byte_are_samples(anywhere: OnRanks, tiny: Any) -> None:
         memory = PartitionedStorage(tiny.index, world, DataOptions(), segment_bytes=1)
         memory.epoch(permutation(61, 0, 0), 7)
         assert [sample.tobytes() for sample in memory.samples(memory.numbers)] == [
-            tiny.samples[number] for number in memory.numbers
+            tiny.samples[sample] for sample in memory.numbers
         ]
         return memory.numbers.tolist()
 
-    assert sorted(number for numbers in anywhere(3, work) for number in numbers) == list(range(61))
+    assert sorted(sample for numbers in anywhere(3, work) for sample in numbers) == list(range(61))
 
 
 @pytest.mark.parametrize("segment_bytes", [100, 1 << 20])
@@ -147,22 +147,22 @@ def test_where_there_is_no_shared_memory_it_goes_by_messages(
         assert memory._store.shared == bool(free)
         memory.epoch(permutation(len(index), 0, 0), 7)
         assert [sample.tobytes() for sample in memory.samples(memory.numbers)] == [
-            contents[number] for number in memory.numbers
+            contents[sample] for sample in memory.numbers
         ]
         return memory.numbers.tolist()
 
-    assert sorted(number for numbers in on_one_node(4, work) for number in numbers) == list(range(len(index)))
+    assert sorted(sample for numbers in on_one_node(4, work) for sample in numbers) == list(range(len(index)))
 
 
 def test_samples_of_other_ranks_are_refused(on_ranks: OnRanks, tiny: Any) -> None:
     def work(world: Any) -> None:
         memory = PartitionedStorage(tiny.index, world, DataOptions())
-        for number in range(61):
-            if number in memory.numbers:
-                assert memory.samples(np.array([number]))[0].tobytes() == tiny.samples[number]
+        for sample in range(61):
+            if sample in memory.numbers:
+                assert memory.samples(np.array([sample]))[0].tobytes() == tiny.samples[sample]
             else:
                 with pytest.raises(PackError, match=f"rank {world.rank} does not hold all of the samples"):
-                    memory.samples(np.array([number]))
+                    memory.samples(np.array([sample]))
         memory.close()
         with pytest.raises(PackError, match="does not hold"):
             memory.samples(np.array([0]))

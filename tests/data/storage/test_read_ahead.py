@@ -159,7 +159,7 @@ def test_a_rank_sees_its_shares(samples: int, batch: int, done: int, ranks: int)
     order = epoch_rng(0, 0).permutation(samples)
     for rank in range(ranks):
         steps = range(done, steps_of(samples, batch))
-        expected = [number for step in steps for number in share(order, batch, step, rank, ranks)]
+        expected = [sample for step in steps for sample in share(order, batch, step, rank, ranks)]
         assert seen_by(order, batch, done, rank, ranks).tolist() == expected
 
 
@@ -179,8 +179,8 @@ def test_blocks_in_the_order_of_their_first_use(seen: list[int]) -> None:
     blocks = even_blocks(10, 4, 7)
     plan = plan_reads(blocks, np.array(seen, np.int64), NONE)
     expected = dict[int, int]()
-    for number in seen:
-        expected[number // 4] = expected.get(number // 4, 0) + 1
+    for sample in seen:
+        expected[sample // 4] = expected.get(sample // 4, 0) + 1
     assert list(zip(plan.blocks.tolist(), plan.uses.tolist(), strict=True)) == list(expected.items())
     assert plan.nbytes.tolist() == [7] * len(expected)
 

@@ -35,11 +35,11 @@ OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
 def store_of(world: Any, segments: list[list[int]], contents: list[bytes], room: tuple[int, int]) -> SampleStore:
     """A store with samples of these numbers in each segment; with so much room, or as much as they take."""
     lengths = np.array([len(content) for content in contents], np.int32)
-    numbers = [number for segment in segments for number in segment]
+    numbers = [sample for segment in segments for sample in segment]
     blocks = blocks_of(lengths[numbers], block_of(lengths)).sum(dtype=int)
     rows, blocks = np.max(world.all_gather_object((room, (len(numbers), blocks))), axis=(0, 1)).tolist()
     store = SampleStore(world, lengths, (rows, blocks), shared=world.nodes == 1 and world.size > 1)
-    data = np.frombuffer(b"".join(contents[number] for number in numbers), np.uint8)
+    data = np.frombuffer(b"".join(contents[sample] for sample in numbers), np.uint8)
     ends = np.concatenate([[0], lengths[numbers].cumsum(dtype=np.int64)])
     cuts = np.cumsum([0, *(len(segment) for segment in segments)])
     store.fill(np.array(numbers, np.int32), [EncodedSamples(data, ends)], cuts)
@@ -48,9 +48,9 @@ def store_of(world: Any, segments: list[list[int]], contents: list[bytes], room:
 
 def held_on(store: SampleStore) -> dict[int, bytes]:
     numbers = store.numbers.tolist()
-    found = [sample.tobytes() for sample in store.samples(np.arange(len(numbers)))]
+    contents = [sample.tobytes() for sample in store.samples(np.arange(len(numbers)))]
     assert len(set(numbers)) == len(numbers), "no sample is there twice"
-    return dict(zip(numbers, found, strict=True))
+    return dict(zip(numbers, contents, strict=True))
 
 
 @given(
@@ -68,7 +68,7 @@ def test_every_sample_moves_to_its_owner(
     rounds = [rng.integers(0, ranks, len(contents)) for _ in range(3)]
 
     def work(world: Any) -> list[dict[int, bytes]]:
-        segments = [np.flatnonzero(begin == world.rank * count + number).tolist() for number in range(count)]
+        segments = [np.flatnonzero(begin == world.rank * count + segment).tolist() for segment in range(count)]
         store, held = store_of(world, segments, contents, room), []
         for owners in rounds:
             shuffle(store, owners)
@@ -77,12 +77,12 @@ def test_every_sample_moves_to_its_owner(
         return held
 
     for rank, held in enumerate(anywhere(ranks, work)):
-        for owners, found in zip(rounds, held, strict=True):
-            assert found == {number: contents[number] for number in np.flatnonzero(owners == rank).tolist()}
+        for owners, held_round in zip(rounds, held, strict=True):
+            assert held_round == {sample: contents[sample] for sample in np.flatnonzero(owners == rank).tolist()}
 
 
 def test_received_samples_are_in_the_order_of_senders_and_rows(anywhere: OnRanks) -> None:
-    contents = [bytes([number]) * (7 * (number % 4)) for number in range(40)]
+    contents = [bytes([sample]) * (7 * (sample % 4)) for sample in range(40)]
     owners = np.random.default_rng(0).integers(0, 4, 40)
 
     def work(world: Any) -> list[list[int]]:
@@ -93,12 +93,12 @@ def test_received_samples_are_in_the_order_of_senders_and_rows(anywhere: OnRanks
         return [store.numbers[rows[segment] : rows[segment + 1]].tolist() for segment in (0, 1)]
 
     for rank, segments in enumerate(anywhere(4, work)):
-        wanted = [number for number in range(40) if owners[number] == rank]
+        wanted = [sample for sample in range(40) if owners[sample] == rank]
         assert segments == [[n for n in wanted if n % 10 < 6], [n for n in wanted if n % 10 >= 6]]
 
 
 def test_a_store_grows_only_when_one_rank_receives_all(anywhere: OnRanks) -> None:
-    contents = [bytes([number]) * (7 * (number % 4)) for number in range(40)]
+    contents = [bytes([sample]) * (7 * (sample % 4)) for sample in range(40)]
 
     def work(world: Any) -> list[int]:
         store, rooms = store_of(world, [list(range(10 * world.rank, 10 * world.rank + 10))], contents, (25, 50)), []
@@ -115,7 +115,7 @@ def test_a_store_grows_only_when_one_rank_receives_all(anywhere: OnRanks) -> Non
 
 @pytest.mark.parametrize("length", [10, 0])
 def test_a_segment_is_all_that_is_exchanged_at_once(on_ranks: OnRanks, length: int) -> None:
-    contents = [bytes([number] * (length or 9 + number % 3)) for number in range(64)]
+    contents = [bytes([sample] * (length or 9 + sample % 3)) for sample in range(64)]
 
     def work(world: Any) -> int:
         most = 0
@@ -145,7 +145,7 @@ SIZES = st.tuples(st.integers(1, 4), st.integers(1, 4)).flatmap(
 
 
 def both(*numbers: int) -> NDArray[np.int64]:
-    return np.array([[number, 3 * number] for number in numbers])
+    return np.array([[rows, 3 * rows] for rows in numbers])
 
 
 def clash(
@@ -223,12 +223,12 @@ def test_counts_are_what_counting_gives(contents: list[bytes], cuts: list[int], 
     to = np.random.default_rng(seed).integers(0, 4, len(contents)).astype(np.uint8)
     store = store_of(LONE, [list(range(*ends)) for ends in pairwise(rows)], contents, (80, 300))
     store.world = SimpleNamespace(size=4)  # type: ignore[assignment]
-    found = store.counts(to)
-    assert found.shape == (4, len(rows) - 1, 2)
+    counts = store.counts(to)
+    assert counts.shape == (4, len(rows) - 1, 2)
     for segment, (first, last) in enumerate(pairwise(rows)):
         for rank in range(4):
             own = [-(-len(contents[row]) // store.block) for row in range(first, last) if to[row] == rank]
-            assert found[rank, segment].tolist() == [len(own), sum(own)]
+            assert counts[rank, segment].tolist() == [len(own), sum(own)]
 
 
 def test_side_by_side() -> None:

@@ -31,11 +31,11 @@ def test_the_ranks_of_a_partitioned_pack_own_each_sample_once(
         storage = read_storage(DataOptions(groups=groups), tiny.index, world)
         own = storage.own(order)
         assert own.tolist() == sorted(share(order, 61, 0, world.rank, world.size).tolist())
-        assert [sample.tobytes() for sample in storage.samples(own)] == [tiny.samples[number] for number in own]
+        assert [sample.tobytes() for sample in storage.samples(own)] == [tiny.samples[sample] for sample in own]
         storage.close()
         return own.tolist()
 
-    assert sorted(number for numbers in anywhere(ranks, work) for number in numbers) == list(range(61))
+    assert sorted(sample for numbers in anywhere(ranks, work) for sample in numbers) == list(range(61))
 
 
 def test_own_samples_are_read_without_a_collective(on_ranks: OnRanks, tiny: Any) -> None:
@@ -48,7 +48,7 @@ def test_own_samples_are_read_without_a_collective(on_ranks: OnRanks, tiny: Any)
         for name in ("all_gather_object", "all_to_all", "all_to_all_v", "split", "free"):
             setattr(world, name, refuse)
         for _ in range(3):
-            assert [sample.tobytes() for sample in storage.samples(own)] == [tiny.samples[number] for number in own]
+            assert [sample.tobytes() for sample in storage.samples(own)] == [tiny.samples[sample] for sample in own]
         with pytest.raises(AssertionError, match="a collective was called"):
             storage.epoch(np.arange(61), 7)
 

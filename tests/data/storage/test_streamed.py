@@ -35,8 +35,8 @@ BLOCKS = SAMPLES // BLOCK
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    samples = [number.to_bytes(2, "little") for number in range(SAMPLES)]
-    sizes, keys = np.full(SAMPLES, 2), [str(number) for number in range(SAMPLES)]
+    samples = [key.to_bytes(2, "little") for key in range(SAMPLES)]
+    sizes, keys = np.full(SAMPLES, 2), [str(key) for key in range(SAMPLES)]
     labels = np.arange(SAMPLES) // 100
     source = Source(RAW, ("a", "b", "c", "d"), keys, labels, sizes, samples.__getitem__, (1, 2))
     with pytest.MonkeyPatch.context() as patch:
@@ -67,13 +67,13 @@ def test_any_ranks_in_turn_read_each_sample_of_an_epoch_once(
             order = storage.order(4, epoch, batch, ShuffleOptions())
             storage.epoch(order, batch, first)
             shares = [share(order, batch, at, world.rank, world.size) for at in range(first, last)]
-            found = [numbers_in(storage.samples(numbers)) for numbers in shares]
-            assert found == [numbers.tolist() for numbers in shares]
+            samples = [numbers_in(storage.samples(numbers)) for numbers in shares]
+            assert samples == [numbers.tolist() for numbers in shares]
             storage.close()
             assert storage.nbytes == 0
-            return found
+            return samples
 
-        seen += [number for its in zip(*on_ranks(ranks, work), strict=True) for part in its for number in part]
+        seen += [sample for its in zip(*on_ranks(ranks, work), strict=True) for part in its for sample in part]
         step = last
     assert sorted(seen) == list(range(SAMPLES))
 
@@ -100,7 +100,7 @@ def test_a_rank_reads_its_own_samples_in_epochs_of_its_own(on_ranks: OnRanks, in
         storage.close()
         return own.tolist()
 
-    assert sorted(number for own in on_ranks(3, work) for number in own) == list(range(SAMPLES))
+    assert sorted(sample for own in on_ranks(3, work) for sample in own) == list(range(SAMPLES))
 
 
 def test_a_rank_holds_its_part_of_two_windows(on_ranks: OnRanks, index: Any) -> None:
@@ -153,13 +153,13 @@ def test_the_next_epoch_is_read_before_it_begins(
 
 def test_another_window_is_another_order_and_says_so(on_ranks: OnRanks, index: Any) -> None:
     def work(world: Any) -> None:
-        one, other = (
+        narrow, wide = (
             StreamedStorage(index, world, DataOptions(buffer_megabytes=window / MEGABYTE)) for window in (100, 200)
         )
-        assert one.order(0, 0, 20, ShuffleOptions()).tolist() != other.order(0, 0, 20, ShuffleOptions()).tolist()
-        assert (one.order_name, other.order_name) == tuple(f"streamed in windows of {n} bytes" for n in (100, 200))
-        one.close()
-        other.close()
+        assert narrow.order(0, 0, 20, ShuffleOptions()).tolist() != wide.order(0, 0, 20, ShuffleOptions()).tolist()
+        assert (narrow.order_name, wide.order_name) == tuple(f"streamed in windows of {n} bytes" for n in (100, 200))
+        narrow.close()
+        wide.close()
 
     on_ranks(1, work)
 
@@ -188,12 +188,12 @@ def test_a_missing_stripe_is_found_before_the_first_step(on_ranks: OnRanks, inde
             StreamedStorage(own, world, DataOptions(buffer_megabytes=200 / MEGABYTE))
         return str(caught.value)
 
-    (words,) = set(on_ranks(3, work))
-    assert words == f"rank 2: {own.folder} is incomplete: {last.name} is missing; copy the pack again"
+    (message,) = set(on_ranks(3, work))
+    assert message == f"rank 2: {own.folder} is incomplete: {last.name} is missing; copy the pack again"
 
 
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    ("damage", "message"),
     [
         (Path.unlink, "is incomplete: .* is missing"),
         (lambda path: path.write_bytes(path.read_bytes()[:-9]), "has .* bytes, but .* were written"),
@@ -202,7 +202,7 @@ def test_a_missing_stripe_is_found_before_the_first_step(on_ranks: OnRanks, inde
     ids=["missing", "short", "damaged"],
 )
 def test_a_stripe_that_breaks_during_training_is_named(
-    on_ranks: OnRanks, index: Any, tmp_path: Path, damage: Callable[[Path], Any], words: str
+    on_ranks: OnRanks, index: Any, tmp_path: Path, damage: Callable[[Path], Any], message: str
 ) -> None:
     """The epochs are read once before; then the last stripe breaks."""
     own, last = copy_of(index, tmp_path / "copy")
@@ -217,7 +217,7 @@ def test_a_stripe_that_breaks_during_training_is_named(
             for step in range(steps_of(SAMPLES, 20)):
                 storage.samples(share(order, 20, step, world.rank, world.size))
 
-    with pytest.raises(PackError, match=words) as caught:
+    with pytest.raises(PackError, match=message) as caught:
         on_ranks(1, work)
     assert last.name in str(caught.value)
 

@@ -66,33 +66,33 @@ def test_stopped_and_resumed_on_other_numbers_of_ranks_each_sample_is_used_once(
 
 def naive_steps(sizes: list[int], batch: int, chance: list[float]) -> list[int]:
     """`steps_in_windows`, a sample after another."""
-    found, begin = list[int](), 0
+    steps, begin = list[int](), 0
     for size in sizes:
         positions = range(begin, begin + size)
         drawn = list[tuple[float, int]]()
         for step in sorted({position // batch for position in positions}):
             taken = [position for position in positions if position // batch == step]
             drawn += [((i + chance[position]) / len(taken), step) for i, position in enumerate(taken)]
-        found += [step for _, step in sorted(drawn, key=lambda pair: pair[0])]
+        steps += [step for _, step in sorted(drawn, key=lambda pair: pair[0])]
         begin += size
-    return found
+    return steps
 
 
 @given(st.lists(st.integers(0, 30), max_size=6), st.integers(1, 20), st.integers(0, 99))
 def test_steps_are_dealt_as_one_by_one(sizes: list[int], batch: int, seed: int) -> None:
     chance = np.random.default_rng(seed).random(sum(sizes))
-    found = steps_in_windows(np.array(sizes, np.int64), batch, chance).tolist()
-    assert found == naive_steps(sizes, batch, chance.tolist())
+    steps = steps_in_windows(np.array(sizes, np.int64), batch, chance).tolist()
+    assert steps == naive_steps(sizes, batch, chance.tolist())
 
 
 @given(st.integers(0, 60), st.integers(1, 12), st.integers(0, 9))
 def test_neighbours_on_the_line_are_in_different_windows(blocks: int, windows: int, seed: int) -> None:
-    found = windows_of(blocks, windows, np.random.default_rng(seed))
-    assert len(found) == blocks
+    drawn = windows_of(blocks, windows, np.random.default_rng(seed))
+    assert len(drawn) == blocks
     for begin in range(0, blocks, windows):
-        group = found[begin : begin + windows]
+        group = drawn[begin : begin + windows]
         assert len(set(group.tolist())) == len(group)
-    assert set(found.tolist()) <= set(range(windows))
+    assert set(drawn.tolist()) <= set(range(windows))
 
 
 def test_a_line_has_stripes_in_any_order_and_each_in_one_piece() -> None:

@@ -45,21 +45,25 @@ def counted(
             send(sends, receives)
 
         group.all_to_all_v = count
-        found, before = [], sent.copy()
+        by_epoch, before = [], sent.copy()
         for epoch in range(epochs):
             storage.epoch(epoch_order(len(index), BATCH, 3, epoch, shuffle), BATCH)
-            found.append(sent - before)
+            by_epoch.append(sent - before)
             before = sent.copy()
         ranks = group.all_gather_object(world.rank)
         storage.close()
-        return [dict(zip(ranks, one.tolist(), strict=True)) for one in found]
+        return [dict(zip(ranks, counts.tolist(), strict=True)) for counts in by_epoch]
 
     of_rank = on_ranks(placement.ranks, work)
     totals = []
     for epoch in range(epochs):
-        pairs = [(one, other, n) for one, found in enumerate(of_rank) for other, n in found[epoch].items()]
+        pairs = [
+            (sender, receiver, n) for sender, by_epoch in enumerate(of_rank) for receiver, n in by_epoch[epoch].items()
+        ]
         places = (int, placement.node_of, placement.supernode_of)
-        totals.append(ShuffleTraffic(*(sum(n for one, other, n in pairs if at(one) != at(other)) for at in places)))
+        totals.append(
+            ShuffleTraffic(*(sum(n for sender, receiver, n in pairs if at(sender) != at(receiver)) for at in places))
+        )
     return totals
 
 
@@ -107,14 +111,14 @@ def test_shuffles_within_parts_cost_the_uplink_nothing_until_all_ranks_shuffle(m
 def test_the_example_of_the_docstring() -> None:
     before, after = np.array([0, 0, 1, 1, 2, 2, 3, 3]), np.array([1, 0, 0, 2, 1, 2, 3, 3])
     placement = regular(1, 2, 2)
-    found = shuffle_traffic(before, after, np.full(8, 996, np.int32), form_groups(placement, 1), placement)
-    assert found == ShuffleTraffic(4000, 2000, 0)
+    traffic = shuffle_traffic(before, after, np.full(8, 996, np.int32), form_groups(placement, 1), placement)
+    assert traffic == ShuffleTraffic(4000, 2000, 0)
 
 
 @given(st.integers(2, 6), st.integers(0, 50))
 def test_a_permutation_moves_the_share_of_the_docstring(ranks: int, seed: int) -> None:
     lengths = np.random.default_rng(seed).integers(1, 300, 4000).astype(np.int32)
-    whole = int((blocks_of(lengths, block_of(lengths)) * block_of(lengths) + 4).sum())
-    found = predicted(lengths, one_rank_per_node(ranks), 1, ShuffleOptions(), 2)[1]
-    assert found.ranks == found.nodes == pytest.approx(whole * (1 - 1 / ranks), rel=0.1)
-    assert found.uplinks == 0
+    nbytes = int((blocks_of(lengths, block_of(lengths)) * block_of(lengths) + 4).sum())
+    traffic = predicted(lengths, one_rank_per_node(ranks), 1, ShuffleOptions(), 2)[1]
+    assert traffic.ranks == traffic.nodes == pytest.approx(nbytes * (1 - 1 / ranks), rel=0.1)
+    assert traffic.uplinks == 0

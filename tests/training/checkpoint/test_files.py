@@ -22,38 +22,38 @@ Trained = Callable[..., Checkpoint]
 FILES = ["weights.safetensors", "optimizer.safetensors", "manifest.json"]
 
 
-def same(one: Checkpoint, other: Checkpoint) -> bool:
-    weights = all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights)
-    states = [checkpoint.optimizer["state"] for checkpoint in (one, other)]
+def same(checkpoint: Checkpoint, other: Checkpoint) -> bool:
+    weights = all(torch.equal(checkpoint.weights[name], other.weights[name]) for name in checkpoint.weights)
+    states = [each.optimizer["state"] for each in (checkpoint, other)]
     optimizer = all(
-        torch.equal(torch.as_tensor(value), torch.as_tensor(states[1][number][key]))
-        for number, entries in states[0].items()
+        torch.equal(torch.as_tensor(value), torch.as_tensor(states[1][parameter][key]))
+        for parameter, entries in states[0].items()
         for key, value in entries.items()
     )
-    return weights and optimizer and (one.step, one.progress) == (other.step, other.progress)
+    return weights and optimizer and (checkpoint.step, checkpoint.progress) == (other.step, other.progress)
 
 
 def tree(folder: Path) -> dict[str, bytes]:
     """All files and links, by name: what must not change."""
-    found = (path for path in folder.rglob("*") if path.is_symlink() or path.is_file())
-    return {str(path): bytes(path.readlink()) if path.is_symlink() else path.read_bytes() for path in found}
+    paths = (path for path in folder.rglob("*") if path.is_symlink() or path.is_file())
+    return {str(path): bytes(path.readlink()) if path.is_symlink() else path.read_bytes() for path in paths}
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path, trained: Trained) -> None:
     save(tmp_path, trained(7))
-    found, damaged = load_newest(tmp_path)
-    assert same(found, trained(7))
+    loaded, damaged = load_newest(tmp_path)
+    assert same(loaded, trained(7))
     assert damaged == []
-    assert found.optimizer["param_groups"] == trained(7).optimizer["param_groups"], "tuples too"
+    assert loaded.optimizer["param_groups"] == trained(7).optimizer["param_groups"], "tuples too"
     fresh = torch.optim.Adam(torch.nn.Linear(3, 2).parameters())
-    fresh.load_state_dict(found.optimizer)
+    fresh.load_state_dict(loaded.optimizer)
     assert fresh.param_groups[0]["lr"] == 0.1
 
 
 def test_one_of_format_1_is_loaded() -> None:
     """`format_1` was written before there was a format 2: a Linear(3, 2) with seed 7, and Adam's third step."""
-    found, damaged = load_newest(Path(__file__).parent / "format_1")
-    assert (found.step, found.progress, damaged) == (7, {"epoch": 7, "loss": 0.1}, [])
+    loaded, damaged = load_newest(Path(__file__).parent / "format_1")
+    assert (loaded.step, loaded.progress, damaged) == (7, {"epoch": 7, "loss": 0.1}, [])
     torch.manual_seed(7)
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
@@ -62,11 +62,11 @@ def test_one_of_format_1_is_loaded() -> None:
         model(torch.randn(4, 3)).sum().backward()
         optimizer.step()
     again, fresh = torch.nn.Linear(3, 2), torch.optim.Adam(torch.nn.Linear(3, 2).parameters())
-    again.load_state_dict(found.weights)
-    fresh.load_state_dict(found.optimizer)
+    again.load_state_dict(loaded.weights)
+    fresh.load_state_dict(loaded.optimizer)
     torch.testing.assert_close(again.state_dict(), model.state_dict())
-    for number, entries in optimizer.state_dict()["state"].items():
-        torch.testing.assert_close(fresh.state_dict()["state"][number], entries)
+    for parameter, entries in optimizer.state_dict()["state"].items():
+        torch.testing.assert_close(fresh.state_dict()["state"][parameter], entries)
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -86,8 +86,8 @@ def test_an_incomplete_checkpoint_is_skipped_and_reported(
         path.write_bytes(b"")
     else:
         path.unlink()
-    found, damaged = load_newest(tmp_path)
-    assert found.step == 1
+    loaded, damaged = load_newest(tmp_path)
+    assert loaded.step == 1
     assert len(damaged) == 1
     assert str(damaged[0]).startswith("step-000000002 is damaged: ")
 
@@ -148,9 +148,9 @@ def test_one_that_may_be_whole_ends_the_command_and_nothing_changes(
     assert tree(tmp_path) == before
 
 
-@pytest.mark.parametrize("number", [5, 13, 116])
+@pytest.mark.parametrize("errno", [5, 13, 116])
 def test_an_error_of_the_disk_while_a_file_is_read(
-    tmp_path: Path, trained: Trained, number: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, trained: Trained, errno: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """EIO, EACCES, ESTALE."""
     save(tmp_path, trained(1))
@@ -159,7 +159,7 @@ def test_an_error_of_the_disk_while_a_file_is_read(
 
     def refuse(path: Path, *arguments: object, **named: object) -> object:
         if path.name == "weights.safetensors" and path.parent == newest:
-            raise OSError(number, "the disk says no", str(path))
+            raise OSError(errno, "the disk says no", str(path))
         return real(path, *arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Path, "open", refuse)
@@ -262,7 +262,7 @@ def test_killed_while_one_of_the_same_step_was_written(tmp_path: Path, trained: 
 def test_others_that_write_at_the_same_time_are_left_alone(tmp_path: Path, trained: Trained) -> None:
     (tmp_path / ".step-000000007.tmp").mkdir(parents=True)
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda one: save(tmp_path, one), [trained(step) for step in range(10, 90, 5)]))
+        list(threads.map(lambda checkpoint: save(tmp_path, checkpoint), [trained(step) for step in range(10, 90, 5)]))
     assert checkpoint_names(tmp_path)[-3:] == ["step-000000075", "step-000000080", "step-000000085"]
     assert all(load_step(tmp_path, step_of(name)) is not None for name in checkpoint_names(tmp_path))
     assert [path.name for path in tmp_path.glob(".*")] == [".step-000000007.tmp"]

@@ -37,14 +37,14 @@ NESTED = st.recursive(
 )
 
 
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and torch.equal(one, other)
-    if isinstance(one, dict):
-        return type(other) is dict and list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
-    return type(one) is type(other) and one == other
+def same(value: Any, other: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(value, other)
+    if isinstance(value, dict):
+        return type(other) is dict and list(value) == list(other) and all(same(value[key], other[key]) for key in value)
+    if isinstance(value, list | tuple):
+        return type(value) is type(other) and len(value) == len(other) and all(map(same, value, other))
+    return type(value) is type(other) and value == other
 
 
 @given(NESTED)
@@ -136,7 +136,7 @@ class Own:
 
 
 @pytest.mark.parametrize(
-    ("model", "words"),
+    ("model", "message"),
     [
         (lambda: nn.Sequential(Extra({"cache": [1, Own()]})), r"'0._extra_state'\['cache'\]\[1\] is of type .*Own"),
         (lambda: Extra({1, 2}), "'_extra_state' is of type builtins.set"),
@@ -146,8 +146,8 @@ class Own:
         (lambda: nn.LazyLinear(2), "'weight' has no size before the model is called once"),
     ],
 )
-def test_what_no_checkpoint_can_hold_is_refused_by_name(model: Callable[[], nn.Module], words: str) -> None:
-    with pytest.raises(CheckpointError, match=rf"the model cannot be checkpointed: {words}"):
+def test_what_no_checkpoint_can_hold_is_refused_by_name(model: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"the model cannot be checkpointed: {message}"):
         check_state(model(), optimizer_of(nn.Linear(1, 1)))
 
 
@@ -172,8 +172,8 @@ def test_an_optimizer_with_other_values(tmp_path: Path) -> None:
 
     optimizer.step(closure)
     save(tmp_path, Checkpoint(1, model.state_dict(), optimizer.state_dict(), {}))
-    found = load_newest(tmp_path)[0].optimizer
-    assert same({**optimizer.state_dict()}, found)
+    loaded = load_newest(tmp_path)[0].optimizer
+    assert same({**optimizer.state_dict()}, loaded)
     optimizer.param_groups[0]["schedule"] = lambda step: step
     with pytest.raises(CheckpointError, match=r"'param_groups'\[0\]\['schedule'\] is of type builtins.function"):
         check_state(model, optimizer)

@@ -31,9 +31,9 @@ def test_it_counts_pairs_of_label_and_guess(classes: int, labels: list[int], see
     expected = np.zeros((classes, classes), np.int64)
     for row, label in zip(scores, right.tolist(), strict=True):
         expected[label, int(row.topk(min(5, classes)).indices[0])] += 1
-    found = count_confusion(scores, right)
-    assert np.array_equal(found.numpy(), expected)
-    assert int(found.diagonal().sum()) == int(count(scores, right)[0])
+    confusion = count_confusion(scores, right)
+    assert np.array_equal(confusion.numpy(), expected)
+    assert int(confusion.diagonal().sum()) == int(count(scores, right)[0])
 
 
 def test_counts_of_batches_add_up_to_those_of_all() -> None:
@@ -81,11 +81,11 @@ def test_of_many_classes_those_with_most_mistakes_are_drawn_and_the_rest_is_one_
     counts[38, 38] = 0
     for other in range(MAX_CLASSES):
         counts[other, (other + 1) % MAX_CLASSES] += 20
-    found = confusion_map(counts, [f"class {number}" for number in range(count)])
-    assert (len(found.rows), found.columns[-1]) == (MAX_CLASSES, "others")
-    assert found.title == f"{MAX_CLASSES} of {count} classes: those with most mistakes"
-    for number, row in zip(classes_drawn(counts), found.cells, strict=True):
-        assert sum(int(cell.text or 0) for cell in row) == counts[number].sum()
+    drawn = confusion_map(counts, [f"class {label}" for label in range(count)])
+    assert (len(drawn.rows), drawn.columns[-1]) == (MAX_CLASSES, "others")
+    assert drawn.title == f"{MAX_CLASSES} of {count} classes: those with most mistakes"
+    for label, row in zip(classes_drawn(counts), drawn.cells, strict=True):
+        assert sum(int(cell.text or 0) for cell in row) == counts[label].sum()
 
 
 def test_long_names_are_cut() -> None:

@@ -57,9 +57,9 @@ def test_each_token_counts_once_in_batches_of_any_length(batch: int) -> None:
             chances = model.weight[given].softmax(0)
             losses.append(-float(chances[wanted].log()))
             right += int(chances.argmax()) == wanted
-    found = accuracy_of(counts, 28)
-    assert found.loss == pytest.approx(sum(losses) / 28, rel=1e-12)
-    assert found.top1 == right / 28
+    accuracy = accuracy_of(counts, 28)
+    assert accuracy.loss == pytest.approx(sum(losses) / 28, rel=1e-12)
+    assert accuracy.top1 == right / 28
 
 
 def test_a_rank_without_samples_adds_nothing() -> None:

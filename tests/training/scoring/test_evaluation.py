@@ -38,9 +38,9 @@ def test_the_table_has_loss_perplexity_and_bits() -> None:
 
 
 def test_tokens_of_several_bytes_have_no_bits_per_byte() -> None:
-    words = replace(OF_TOKENS, bytes_per_token=None, accuracy=Accuracy(0.5, None, 1.0))
-    assert [name for name, _ in words.rows()] == ["samples", "tokens", "loss per token", "perplexity", "token accuracy"]
-    assert words.as_data()["bits_per_byte"] is None
+    score = replace(OF_TOKENS, bytes_per_token=None, accuracy=Accuracy(0.5, None, 1.0))
+    assert [name for name, _ in score.rows()] == ["samples", "tokens", "loss per token", "perplexity", "token accuracy"]
+    assert score.as_data()["bits_per_byte"] is None
 
 
 def test_data_has_tokens_and_no_confusion() -> None:

@@ -29,11 +29,11 @@ from unisono.training.scoring.predict import FileInputs, TextInputs, open_inputs
 Samples = Callable[..., Path]
 
 
-def recording(number: int) -> bytes:
+def recording(seed: int) -> bytes:
     out = io.BytesIO()
     with wave.open(out, "wb") as file:
         file.setparams((1, 2, 8000, 0, "NONE", ""))
-        file.writeframes(np.random.default_rng(number).integers(-999, 999, 4000).astype(np.int16).tobytes())
+        file.writeframes(np.random.default_rng(seed).integers(-999, 999, 4000).astype(np.int16).tobytes())
     return out.getvalue()
 
 
@@ -74,15 +74,15 @@ def test_an_image_is_converted_as_the_packed_one_was(
     files = sorted((tmp_path / "images" / "test").rglob("*.jpg"))
     assert len(files) == len(expected) == 6
     for file, other in zip(files, expected, strict=True):
-        found = inputs.read(file)
-        assert torch.equal(found[0], other)
-        assert found.is_contiguous(memory_format=torch.channels_last)
+        sample = inputs.read(file)
+        assert torch.equal(sample[0], other)
+        assert sample.is_contiguous(memory_format=torch.channels_last)
     assert (inputs.names, inputs.classes, inputs.channels) == (("cat", "dog"), 2, 3)
     assert inputs.blank(2).shape == (2, 3, 24, 24)
 
 
 def test_a_recording_is_converted_as_the_packed_one_was(tmp_path: Path) -> None:
-    samples = [recording(number) for number in range(3)]
+    samples = [recording(seed) for seed in range(3)]
     for part in ("train", "test"):
         sizes = np.array([len(sample) for sample in samples])
         source = Source(AUDIO, ("a", "b", "c"), list("012"), np.arange(3), sizes, samples.__getitem__)
@@ -116,14 +116,14 @@ def test_an_image_file_of_a_digit_is_that_digit(tmp_path: Path) -> None:
 
 def test_files_that_are_no_image_are_named(tmp_path: Path) -> None:
     inputs = FileInputs(index_of(About(IMAGE, ("a",), mean=(0.5,), std=(0.5,))), DataOptions(size=8))
-    for content, words in (
+    for content, message in (
         (b"", r"it is empty; the run takes images: \.jpg, "),
         (recording(0), r"it holds audio; the run takes images: \.jpg, "),
         (b"a text", r"it is no image in a format that Pillow knows; the run takes images"),
         (b"\xff\xd8\xff\xe0 torn", "; the run takes images"),
     ):
         (tmp_path / "file").write_bytes(content)
-        with pytest.raises(DecodeError, match=words):
+        with pytest.raises(DecodeError, match=message):
             inputs.read(tmp_path / "file")
     with pytest.raises(FileNotFoundError):
         inputs.read(tmp_path / "missing.png")

@@ -35,14 +35,14 @@ def test_each_file_has_a_prediction_or_an_error(tmp_path: Path) -> None:
     (tmp_path / "text.png").write_text("no image")
     files = [tmp_path / name for name in ("white.png", "missing.png", "text.png", "black.png")]
     forward = forward_of(Brightness(), torch.float64, nullcontext, PROCESSOR)
-    found = list(predict(forward, open_inputs(DataOptions(), ""), files, 2))
-    assert [one.file for one in found] == files
-    white, missing, text, black = found
-    assert [one.broken for one in found] == [False, True, True, False]
-    (first, second), (one, other) = white.data["classes"], black.data["classes"]
+    predictions = list(predict(forward, open_inputs(DataOptions(), ""), files, 2))
+    assert [prediction.file for prediction in predictions] == files
+    white, missing, text, black = predictions
+    assert [prediction.broken for prediction in predictions] == [False, True, True, False]
+    (first, second), (third, fourth) = white.data["classes"], black.data["classes"]
     assert [first["class"], second["class"]] == ["3", "4"]
     assert first["probability"] / second["probability"] == pytest.approx(np.exp(2))
-    assert one["probability"] == pytest.approx(other["probability"])
+    assert third["probability"] == pytest.approx(fourth["probability"])
     assert white.line == f"3 {first['probability']:.2%}  4 {second['probability']:.2%}"
     reason = "No such file or directory; give the path of a file that can be read"
     assert missing == FilePrediction(files[1], reason, {"error": reason}, broken=True)
@@ -54,10 +54,10 @@ SCORES = torch.tensor([1.0, 3.0, 2.0])
 
 
 def test_the_most_probable_come_first_with_their_probabilities() -> None:
-    found = most_probable(SCORES, NAMES.__getitem__, 2)
-    assert [name for name, _ in found] == ["b", "c"]
-    whole = sum(np.exp([1.0, 3.0, 2.0]))
-    assert [share for _, share in found] == pytest.approx([np.exp(3) / whole, np.exp(2) / whole], rel=1e-12)
+    guesses = most_probable(SCORES, NAMES.__getitem__, 2)
+    assert [name for name, _ in guesses] == ["b", "c"]
+    total = sum(np.exp([1.0, 3.0, 2.0]))
+    assert [share for _, share in guesses] == pytest.approx([np.exp(3) / total, np.exp(2) / total], rel=1e-12)
     assert sum(share for _, share in most_probable(SCORES, NAMES.__getitem__, 9)) == pytest.approx(1)
 
 

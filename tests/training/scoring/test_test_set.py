@@ -25,9 +25,9 @@ SHARE = CoreShare((0,), 1, False)
 
 
 def packed(folder: Path, classes: tuple[str, ...], count: int, seed: int) -> None:
-    samples = [np.random.default_rng([seed, number]).bytes(64) for number in range(count)]
+    samples = [np.random.default_rng([seed, index]).bytes(64) for index in range(count)]
     labels = np.arange(count) * len(classes) // count
-    keys, sizes = [str(number) for number in range(count)], np.full(count, 64)
+    keys, sizes = [str(index) for index in range(count)], np.full(count, 64)
     source = Source(RAW, classes, keys, labels, sizes, samples.__getitem__, (8, 8))
     pack(source, folder, PackOptions(stripes=2), 1, lambda: None)
 
@@ -46,9 +46,9 @@ def shares(recipe: Recipe, pack: Path | None, batch: int, ranks: int) -> list[li
 
     def work(world: Any) -> list[Batch]:
         tests = open_test_set(recipe, pack, world, SHARE, PROCESSOR)
-        found = [(inputs.clone(), labels) for inputs, labels in tests.in_turn(batch)]
+        batches = [(inputs.clone(), labels) for inputs, labels in tests.in_turn(batch)]
         tests.close()
-        return found
+        return batches
 
     return work_on_ranks(ranks, work)
 
@@ -86,15 +86,15 @@ def test_samples_of_a_pack_are_those_that_the_run_was_tested_with(packs: Path, r
     def tested(world: Any) -> list[Batch]:
         options = DataOptions(pack=str(packs / "own"), augment="mirror")
         feed = packed_feed(options, world, 0)
-        found = [(inputs.clone(), labels) for inputs, labels in feed.test_batches(2 * ranks)]
+        batches = [(inputs.clone(), labels) for inputs, labels in feed.test_batches(2 * ranks)]
         feed.close()
-        return found
+        return batches
 
-    expected, found = work_on_ranks(ranks, tested), shares(recipe, None, 2 * ranks, ranks)
-    for one, other in zip(found, expected, strict=True):
-        assert [labels.tolist() for _, labels in one] == [labels.tolist() for _, labels in other]
-        assert all(torch.equal(here, there) for (here, _), (there, _) in zip(one, other, strict=True))
-    assert sorted(label for share in found for label in joined(share)[1]) == [0, 0, 0, 1, 1]
+    expected, result = work_on_ranks(ranks, tested), shares(recipe, None, 2 * ranks, ranks)
+    for share, expected_share in zip(result, expected, strict=True):
+        assert [labels.tolist() for _, labels in share] == [labels.tolist() for _, labels in expected_share]
+        assert all(torch.equal(here, there) for (here, _), (there, _) in zip(share, expected_share, strict=True))
+    assert sorted(label for share in result for label in joined(share)[1]) == [0, 0, 0, 1, 1]
 
 
 def test_another_pack_is_normalised_as_the_run_s(packs: Path) -> None:
@@ -119,9 +119,9 @@ def test_differing_classes_are_named(packs: Path) -> None:
 
 
 def packed_texts(folder: Path, windows: int) -> None:
-    samples = [np.arange(number, number + 5, dtype=np.uint16).tobytes() for number in range(windows)]
+    samples = [np.arange(window, window + 5, dtype=np.uint16).tobytes() for window in range(windows)]
     labels, sizes = np.zeros(windows, int), np.full(windows, 10)
-    keys = [str(number) for number in range(windows)]
+    keys = [str(window) for window in range(windows)]
     source = Source(TEXT, ByteTokenizer.tokens, keys, labels, sizes, samples.__getitem__, (5,))
     pack(source, folder, PackOptions(stripes=1), 1, lambda: None)
 
@@ -139,8 +139,8 @@ def test_each_token_but_the_first_of_a_window_is_a_label_once(tmp_path: Path, ra
 
     def facts(world: Any) -> tuple[Any, ...]:
         tests = open_test_set(recipe, None, world, SHARE, PROCESSOR)
-        found = tests.labels_are_tokens, tests.labels_per_sample, tests.bytes_per_label, tests.classes, tests.channels
+        known = tests.labels_are_tokens, tests.labels_per_sample, tests.bytes_per_label, tests.classes, tests.channels
         tests.close()
-        return found
+        return known
 
     assert work_on_ranks(1, facts) == [(True, 4, 1, 256, 4)]

@@ -70,15 +70,15 @@ def test_the_loss_is_that_of_one_token_at_a_time(batch: int) -> None:
     stream = [0, *text.encode()]
     losses = []
     with torch.no_grad():
-        for number, token in enumerate(text.encode()):
-            first = number // WINDOW * WINDOW
-            window = [*stream[first : number + 1], *[0] * WINDOW][:WINDOW]
-            chances = network(torch.tensor([window]))[0, number - first].softmax(0)
+        for position, token in enumerate(text.encode()):
+            first = position // WINDOW * WINDOW
+            window = [*stream[first : position + 1], *[0] * WINDOW][:WINDOW]
+            chances = network(torch.tensor([window]))[0, position - first].softmax(0)
             losses.append(-float(chances[token].log()))
-    found = predicted(network, text, batch=batch)[1]
-    assert found["loss"] == pytest.approx(sum(losses) / len(text), rel=1e-12)
-    assert found["tokens"] == len(text) == 10
-    assert found["bits_per_byte"] == pytest.approx(found["loss"] / log(2))
+    score = predicted(network, text, batch=batch)[1]
+    assert score["loss"] == pytest.approx(sum(losses) / len(text), rel=1e-12)
+    assert score["tokens"] == len(text) == 10
+    assert score["bits_per_byte"] == pytest.approx(score["loss"] / log(2))
 
 
 def test_the_next_tokens_follow_the_last_one() -> None:
@@ -92,16 +92,16 @@ def test_a_sure_network_has_no_loss() -> None:
 
 
 def test_bits_are_those_of_bytes_even_where_tokens_are_longer() -> None:
-    found = predicted(Recent(), "abcd", nbytes=8)[1]
-    assert found["bits_per_byte"] == pytest.approx(found["loss"] / log(2) / 2)
+    score = predicted(Recent(), "abcd", nbytes=8)[1]
+    assert score["bits_per_byte"] == pytest.approx(score["loss"] / log(2) / 2)
 
 
 def test_the_line_has_the_score_and_texts_in_quotes() -> None:
-    words, found = predicted(Recent(), "abcd")
-    data = json.loads(json.dumps(found, allow_nan=False))
-    following = "  ".join(f"{quoted(one['token'])} {one['probability']:.2%}" for one in data["next"])
+    description, values = predicted(Recent(), "abcd")
+    data = json.loads(json.dumps(values, allow_nan=False))
+    following = "  ".join(f"{quoted(guess['token'])} {guess['probability']:.2%}" for guess in data["next"])
     score = f"loss {data['loss']:.4f}  perplexity {data['perplexity']:.2f}  {data['bits_per_byte']:.4f} bits per byte"
-    assert words == f"4 tokens  {score}  next {following}"
+    assert description == f"4 tokens  {score}  next {following}"
     assert quoted("\x1b[0m\\") == '"\\x1b[0m\\\\"'
 
 
@@ -159,17 +159,17 @@ def test_a_file_is_read_as_it_was_packed(tmp_path: Path) -> None:
     """Ends of lines are those of the sources of text, without a byte order mark, and bits are those of UTF-8."""
     inputs = TextInputs(index_of(ByteTokenizer.tokens), "")
     (tmp_path / "text.txt").write_bytes("\ufefffür\r\n".encode())
-    found = inputs.predict(Even(), tmp_path / "text.txt", 1)[1]
-    assert found["tokens"] == len("für\n".encode()) == 5
-    assert found["bits_per_byte"] == pytest.approx(8)
-    assert found["perplexity"] == pytest.approx(256)
+    score = inputs.predict(Even(), tmp_path / "text.txt", 1)[1]
+    assert score["tokens"] == len("für\n".encode()) == 5
+    assert score["bits_per_byte"] == pytest.approx(8)
+    assert score["perplexity"] == pytest.approx(256)
 
 
 def test_files_that_are_no_text_are_named(tmp_path: Path) -> None:
     inputs = TextInputs(index_of(ByteTokenizer.tokens), "")
-    for content, words in ((b"", "it is empty; the run takes texts in UTF-8"), (b"f\xfcr", "it is no text in UTF-8: ")):
+    for content, error in ((b"", "it is empty; the run takes texts in UTF-8"), (b"f\xfcr", "it is no text in UTF-8: ")):
         (tmp_path / "file").write_bytes(content)
-        with pytest.raises(DecodeError, match=words):
+        with pytest.raises(DecodeError, match=error):
             inputs.predict(Even(), tmp_path / "file", 1)
     with pytest.raises(FileNotFoundError):
         inputs.predict(Even(), tmp_path / "missing", 1)

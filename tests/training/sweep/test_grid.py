@@ -15,13 +15,13 @@ from unisono.training.sweep.grid import MAX_NAME_CHARACTERS, Grid, GridAxis, par
 
 DIGITS = find_recipe(Path("digits"))
 
-words = st.text("abcXYZ019._-+:/é ", min_size=1, max_size=40).map(str.strip).filter(bool)
+values = st.text("abcXYZ019._-+:/é ", min_size=1, max_size=40).map(str.strip).filter(bool)
 keys = st.from_regex(r"[a-z_]{1,9}(\.[a-z_]{1,9})?", fullmatch=True)
-axes = st.builds(GridAxis, keys, st.lists(words, min_size=1, max_size=4, unique=True).map(tuple))
+axes = st.builds(GridAxis, keys, st.lists(values, min_size=1, max_size=4, unique=True).map(tuple))
 grids = (
     st.lists(axes, min_size=1, max_size=4, unique_by=lambda axis: axis.key)
-    .filter(lambda found: any(len(axis.values) > 1 for axis in found))
-    .map(lambda found: Grid(tuple(found)))
+    .filter(lambda several: any(len(axis.values) > 1 for axis in several))
+    .map(lambda several: Grid(tuple(several)))
 )
 
 

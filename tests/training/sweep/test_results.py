@@ -86,9 +86,9 @@ def test_a_narrow_screen_folds_cells_and_cuts_none() -> None:
 def test_the_page(planned: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     sweep = planned("rule.every=1,4", "training.epochs=3")
-    found = results(sweep.grid, [0.5, None])
-    found[1] = RunResult(found[1].point, RunOutcome(RunStatus.FAILED, 1, "ValueError: no such class"))
-    assert to_markdown(sweep, found, ["heat_map.svg"]) == (
+    runs = results(sweep.grid, [0.5, None])
+    runs[1] = RunResult(runs[1].point, RunOutcome(RunStatus.FAILED, 1, "ValueError: no such class"))
+    assert to_markdown(sweep, runs, ["heat_map.svg"]) == (
         """# Sweep of digits
 
 - `rule.every`: 1, 4
@@ -177,31 +177,31 @@ def test_a_result_is_read_from_the_metrics(planned: Plan, tmp_path: Path, monkey
     lines = [json.dumps(dict(zip(names, row, strict=True))) for row in rows]
     (sweep.folder / "1-every=1").mkdir(parents=True)
     (sweep.folder / "1-every=1" / METRICS).write_text("\n".join([*lines, '{"epoch": 5, "el']))
-    one, other = results_of(sweep, {"1-every=1": ENDED})
-    assert one.final is not None
-    assert (one.final.name, one.final.epochs[-1], one.final.seconds[-1], one.speed) == ("every=1", 4, 9.0, 120.0)
-    assert (one.final.last, one.final.best, one.final.best_epoch) == (0.7, 0.75, 2)
+    run, other = results_of(sweep, {"1-every=1": ENDED})
+    assert run.final is not None
+    assert (run.final.name, run.final.epochs[-1], run.final.seconds[-1], run.speed) == ("every=1", 4, 9.0, 120.0)
+    assert (run.final.last, run.final.best, run.final.best_epoch) == (0.7, 0.75, 2)
     assert (other.curve, other.outcome) == (None, RunOutcome())
 
 
 def test_the_best_run_is_one_that_ended_and_the_quicker_of_equal_ones() -> None:
-    found = results(parse_grid(["rule.every=1,2,3,4"]), [0.5, None, 0.75, 0.75])
-    assert best_of(found) is found[2]
+    runs = results(parse_grid(["rule.every=1,2,3,4"]), [0.5, None, 0.75, 0.75])
+    assert best_of(runs) is runs[2]
     slow = Curve("slow", (3,), (11.0,), (0.75,))
-    assert best_of([found[0], RunResult(found[2].point, ENDED, slow), found[3]]) is found[3]
-    assert best_of(found[1:2]) is None
+    assert best_of([runs[0], RunResult(runs[2].point, ENDED, slow), runs[3]]) is runs[3]
+    assert best_of(runs[1:2]) is None
 
 
-def over_seeds(grid: Grid, found: Sequence[RunResult]) -> list[RunGroup]:
-    return grouped(grid, found, axes_beside_seed(grid))
+def over_seeds(grid: Grid, runs: Sequence[RunResult]) -> list[RunGroup]:
+    return grouped(grid, runs, axes_beside_seed(grid))
 
 
 def test_statistics_over_seeds() -> None:
     grid = parse_grid(["rule.every=1,4", "training.seed=0,1,2"])
-    one, other = over_seeds(grid, results(grid, [0.9, 0.92, 0.94, 0.5, None, None]))
-    assert (one.values, one.runs, one.finals) == (("1",), 3, (0.9, 0.92, 0.94))
-    assert (one.mean, one.std) == (pytest.approx(0.92), pytest.approx(0.02))
-    assert (other.values, other.mean, other.std, other.runs) == (("4",), 0.5, None, 3)
+    first, second = over_seeds(grid, results(grid, [0.9, 0.92, 0.94, 0.5, None, None]))
+    assert (first.values, first.runs, first.finals) == (("1",), 3, (0.9, 0.92, 0.94))
+    assert (first.mean, first.std) == (pytest.approx(0.92), pytest.approx(0.02))
+    assert (second.values, second.mean, second.std, second.runs) == (("4",), 0.5, None, 3)
     grid = parse_grid(["training.seed=0,1"])
     assert [group.values for group in over_seeds(grid, results(grid, [0.5, 0.75]))] == [()]
     (nothing,) = over_seeds(grid, results(grid, [None, None]))
@@ -227,11 +227,11 @@ def test_texts_are_compared_by_their_perplexity(
             speed = {"epoch": epoch, "elapsed": 1.0 * epoch, "seconds": 1.0, "samples_per_second": 1.0}
             metrics = {**speed, "test_accuracy": perplexity / 10, "test_perplexity": perplexity}
             add_metrics(sweep.folder / point.name, metrics)
-    found = results_of(sweep, {point.name: ENDED for point in sweep.grid.points()})
-    assert shared_measure(found) is PERPLEXITY
-    assert [run.curve.last for run in found if run.curve] == [5.0, 4.0, inf]
-    assert [run.curve.best_epoch for run in found if run.curve] == [2, 2, 1]
-    assert best_of(found) is found[1]
+    runs = results_of(sweep, {point.name: ENDED for point in sweep.grid.points()})
+    assert shared_measure(runs) is PERPLEXITY
+    assert [run.curve.last for run in runs if run.curve] == [5.0, 4.0, inf]
+    assert [run.curve.best_epoch for run in runs if run.curve] == [2, 2, 1]
+    assert best_of(runs) is runs[1]
 
 
 def test_seeds_with_a_diverged_run_have_no_spread() -> None:
@@ -265,14 +265,14 @@ def test_one_key_makes_no_heat_map() -> None:
 def test_other_keys_make_a_heat_map_for_each_combination() -> None:
     keys = ["rule.every=1,4", "optimizer.learning_rate=0.05,0.1", "optimizer.name=sgd,lars", "optimizer.momentum=0,0.9"]
     grid = parse_grid(keys)
-    found = heat_maps(grid, results(grid, [number / 16 for number in range(16)]))
-    assert [drawn.title for drawn in found] == [
+    maps = heat_maps(grid, results(grid, [step / 16 for step in range(16)]))
+    assert [drawn.title for drawn in maps] == [
         "name = sgd, momentum = 0",
         "name = sgd, momentum = 0.9",
         "name = lars, momentum = 0",
         "name = lars, momentum = 0.9",
     ]
-    assert words(found[1]) == [["6.25%", "31.25%"], ["56.25%", "81.25%"]]
+    assert words(maps[1]) == [["6.25%", "31.25%"], ["56.25%", "81.25%"]]
 
 
 def test_seeds_are_averaged_where_two_other_keys_are_swept() -> None:

@@ -62,11 +62,11 @@ def interrupt(*numbers: int) -> threading.Thread:
 
     def send() -> None:
         until = time.monotonic() + 60
-        for number in numbers:
+        for signum in numbers:
             while not Path("ready").exists() and time.monotonic() < until:
                 time.sleep(0.01)
-            os.kill(os.getpid(), number)
-            while number == signal.SIGUSR1 and not Path("usr1").exists() and time.monotonic() < until:
+            os.kill(os.getpid(), signum)
+            while signum == signal.SIGUSR1 and not Path("usr1").exists() and time.monotonic() < until:
                 time.sleep(0.01)
 
     thread = threading.Thread(target=send)
@@ -75,9 +75,9 @@ def interrupt(*numbers: int) -> threading.Thread:
 
 
 @pytest.mark.usefixtures("nothing_ignored")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_the_current_run_and_ends_the_sweep(
-    program: tuple[str, ...], planned: Plan, number: signal.Signals
+    program: tuple[str, ...], planned: Plan, signum: signal.Signals
 ) -> None:
     """SIGUSR1 before it ends nothing."""
     sweep = planned("optimizer.learning_rate=0.1,777,0.2")
@@ -85,13 +85,13 @@ def test_a_signal_saves_the_current_run_and_ends_the_sweep(
     names = [point.name for point in sweep.grid.points()]
     outcomes = dict.fromkeys(names, RunOutcome())
     earlier = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)]
-    sender = interrupt(signal.SIGUSR1, number)
+    sender = interrupt(signal.SIGUSR1, signum)
     received = run_points(sweep, outcomes, lambda point, outcome: outcomes.update({point.name: outcome}), program)
     sender.join()
-    assert received == number
+    assert received == signum
     assert Path("usr1").exists()
     assert list(outcomes.values()) == [ENDED, RunOutcome(RunStatus.INTERRUPTED, 143), RunOutcome()]
-    assert exit_code(outcomes, received) == 128 + number
+    assert exit_code(outcomes, received) == 128 + signum
     assert not (sweep.folder / names[2]).exists()
     assert earlier == [
         signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -110,7 +110,7 @@ def test_a_signal_saves_the_current_run_and_ends_the_sweep(
     ],
 )
 def test_exit_codes(outcomes: list[RunOutcome], received: int | None, expected: int) -> None:
-    assert exit_code({str(number): outcome for number, outcome in enumerate(outcomes)}, received) == expected
+    assert exit_code({str(index): outcome for index, outcome in enumerate(outcomes)}, received) == expected
 
 
 def test_outcomes() -> None:
