@@ -41,6 +41,9 @@ class Resource(Protocol):
 
 Made = TypeVar("Made", bound=Resource)
 
+QUANTIZED = ("torch.qint", "torch.quint")
+"""Beginnings of the names of dtypes whose tensors have scales, too."""
+
 ERROR_AGREEMENT_SECONDS = 3.0
 """Seconds within which all ranks must fail for their failures to count as one."""
 
@@ -166,13 +169,14 @@ class World:
         """Return a flat, zeroed tensor that an allreduce need not copy: in shared memory if all ranks are on one node.
 
         Called by all ranks with the same arguments. The memory lasts as long as the tensor and its views. Raises
-        UsageError for what is no number of elements and no dtype, and leaves the world usable.
+        UsageError for what is no number of elements and no plain dtype, and leaves the world usable.
         """
         with Checks(self._group, "empty"):
-            if not isinstance(length, Integral) or length < 0 or not isinstance(dtype, torch.dtype):
+            is_count = isinstance(length, Integral) and not isinstance(length, bool) and 0 <= length < 1 << 59
+            if not is_count or not isinstance(dtype, torch.dtype) or str(dtype).startswith(QUANTIZED):
                 raise UsageError(
-                    f"rank {self.rank}: empty({length!r}, {dtype!r}) is no number of elements and a torch.dtype; the "
-                    "tensor is flat: give it a shape by .view"
+                    f"rank {self.rank}: empty({length!r}, {dtype!r}) is no number of elements and a plain torch.dtype; "
+                    "the tensor is flat: give it a shape by .view"
                 )
         return self._group.empty(length, dtype)
 
@@ -180,9 +184,15 @@ class World:
         return f"World(rank={self.rank}, size={self.size}, node={self.node}, nodes={self.nodes})"
 
     def split(self, color: int, key: int | None = None) -> World:
-        """Return the world of the ranks that give the same `color` (0 or more), ordered by `key`, or else by rank."""
+        """Return the world of the ranks that give the same `color`, ordered by `key`, or else by rank.
+
+        Raises UsageError for a color that is not a number from 0 to 2**31 - 1, and leaves the world usable.
+        """
+        with Checks(self._group, "split"):
+            if not isinstance(color, Integral) or not 0 <= color < 1 << 31:
+                raise UsageError(f"rank {self.rank}: split({color!r}); a color is a number from 0 to {(1 << 31) - 1}")
         with self._group.enter_library_call(call_of("split()")):
-            comm: MPI.Intracomm = self.comm.Split(color, self.rank if key is None else key)  # type: ignore[assignment]
+            comm: MPI.Intracomm = self.comm.Split(color, self.rank if key is None else key)
             sites = comm.allgather((self.node, self.supernode))
             placement = place([node for node, _ in sites], [supernode for _, supernode in sites])
             return World(comm, placement, self.table, watch=self.watch, name=self._next_name(f"split {color}"))

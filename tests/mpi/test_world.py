@@ -30,10 +30,27 @@ def test_split(world: World) -> None:
     half.free()
 
 
-@pytest.mark.parametrize(("length", "dtype"), [((2, 3), torch.float32), (-1, torch.float32), (3, float)])
+NO_SHARED_TENSORS = {
+    "a shape": ((2, 3), torch.float32),
+    "below 0": (-1, torch.float32),
+    "bool": (True, torch.int8),
+    "beyond memory": (1 << 60, torch.int8),
+    "no dtype": (3, float),
+    "quantized": (3, torch.quint8),
+}
+
+
+@pytest.mark.parametrize(("length", "dtype"), NO_SHARED_TENSORS.values(), ids=NO_SHARED_TENSORS)
 def test_a_refused_length_or_dtype_leaves_the_world_usable(world: World, length: Any, dtype: Any) -> None:
-    with pytest.raises(UsageError, match=rf"rank {world.rank}: empty\(.* is no number of elements and a torch.dtype"):
+    with pytest.raises(UsageError, match=rf"rank {world.rank}: empty\(.* is no number of elements and a plain torch"):
         world.empty(length, dtype)
+    assert world.allreduce(torch.ones(2)).eq(world.size).all()
+
+
+@pytest.mark.parametrize("color", [-1, 1 << 31, 1.5, "a"])
+def test_a_refused_color_leaves_the_world_usable(world: World, color: Any) -> None:
+    with pytest.raises(UsageError, match=rf"rank {world.rank}: split\({color!r}\); a color is a number from 0"):
+        world.split(color)
     assert world.allreduce(torch.ones(2)).eq(world.size).all()
 
 

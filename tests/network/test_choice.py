@@ -134,6 +134,11 @@ def test_a_table_of_an_older_release_is_read(tmp_path: Path) -> None:
     ("old", "new", "message"),
     [
         ('"flat"', '"flut"', "row 0: unknown algorithm 'flut'; there are library, tree, tree/binary, halving, "),
+        (
+            'algorithm = "flat"',
+            'algorithm = "library"',
+            "the library has a transport of its own, not 'windows'; leave it out",
+        ),
         ("up_to = 4096", "up_to = -1", "allreduce row 0.up_to = -1, but it has to be at least 0"),
         ("up_to = 4096", "limit = 65536", "unknown key allreduce row 0.limit"),
         ("up_to = 4096\n", "", "up_to is none, none; it must rise from row to row"),

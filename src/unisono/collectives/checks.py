@@ -10,6 +10,7 @@ A rank that refuses its arguments still enters the call; otherwise the other ran
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from numbers import Integral
 
 import torch
 
@@ -53,8 +54,10 @@ class Checks:
 
 def check_root(group: Group, root: int, collective: str) -> None:
     """Raise UsageError for a root that is not a rank of the group."""
-    if not 0 <= root < group.size:
-        raise UsageError(f"rank {group.rank}: {collective} with root {root}; the group has ranks 0 to {group.size - 1}")
+    if not isinstance(root, Integral) or not 0 <= root < group.size:
+        raise UsageError(
+            f"rank {group.rank}: {collective} with root {root!r}; the group has ranks 0 to {group.size - 1}"
+        )
 
 
 def check_parts(group: Group, parts: Sequence[torch.Tensor], dtype: torch.dtype, collective: str) -> None:

@@ -258,8 +258,10 @@ def _rows(collective: str, location: str, rows: Sequence[ChoiceRow], where: str)
 
 
 def _with_transport(collective: str, location: str, row: ChoiceRow, where: str) -> ChoiceRow:
-    if row.algorithm == LIBRARY and not row.transport:
+    if row.algorithm == LIBRARY and row.transport in ("", LIBRARY):
         return replace(row, transport=LIBRARY)
+    if row.algorithm == LIBRARY:
+        raise TableError(f"{where}: the library has a transport of its own, not {row.transport!r}; leave it out")
     offered = [name for name in names() if getattr(find(name, one_rank_per_node(2)), collective) is not None]
     if row.algorithm not in offered:
         known = ", ".join((LIBRARY, *offered))

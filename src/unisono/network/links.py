@@ -25,6 +25,9 @@ from fractions import Fraction
 from unisono.errors import UsageError
 from unisono.placement import Placement
 
+MIN_BETA = 1e-18
+"""Least seconds per byte of a link: an exabyte a second."""
+
 Amount = float | Fraction
 """Seconds or bytes. Fractions as arguments give fractions as results: no price is rounded in between."""
 
@@ -57,8 +60,8 @@ class Network:
         for name, value in vars(self).items():
             if value is not None and not 0 <= value < float("inf"):
                 raise NetworkError(f"{name} is {value}; it must be 0 or more and finite")
-        if not self.beta:
-            raise NetworkError("beta is 0; it must be above 0")
+        if self.beta < MIN_BETA:
+            raise NetworkError(f"beta is {self.beta:g} seconds per byte; it must be {MIN_BETA:g} or more")
 
     @property
     def oversubscribed(self) -> bool:

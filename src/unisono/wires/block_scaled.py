@@ -25,6 +25,9 @@ from unisono.wires.wire import Array
 BLOCK = 64
 """Numbers that share a scale."""
 
+NAN_BITS = 0x7FC0
+"""NaN as a bfloat16: the first bits of NumPy's NaN."""
+
 STRETCH = 512 * BLOCK
 """Numbers that are converted at once: their intermediate results stay in the processor's cache."""
 
@@ -51,7 +54,9 @@ class BlockScaled:
             blocks = _blocks(stretch)
             steps = self._scales(blocks)
             rounded = self._round(blocks, steps)
-            scales[start // BLOCK :][: len(steps)] = torch.from_numpy(steps).bfloat16().view(torch.int16).numpy()
+            bits = torch.from_numpy(steps).bfloat16().view(torch.int16).numpy()
+            bits[np.isnan(steps)] = NAN_BITS  # PyTorch's own differ from that of this rank's payload
+            scales[start // BLOCK :][: len(steps)] = bits
             self._write(integers, start, rounded.reshape(-1)[: len(stretch)].astype(np.int8))
             stretch[:] = (rounded * steps[:, None]).reshape(-1)[: len(stretch)]
 

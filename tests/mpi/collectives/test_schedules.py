@@ -303,6 +303,8 @@ def test_unsupported_tensors_raise(world: World) -> None:
         world.reduce_scatter(torch.zeros(3), "halving")
     with pytest.raises(UsageError, match="broadcast with root 99"):
         world.broadcast(torch.zeros(3), 99)
+    with pytest.raises(UsageError, match="broadcast with root None"):
+        world.broadcast(torch.zeros(3), None)  # type: ignore[arg-type]
 
 
 def test_mismatch_raises_on_every_rank(group: World) -> None:
