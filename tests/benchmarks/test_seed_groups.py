@@ -51,7 +51,7 @@ def test_what_the_paper_prints_of_3_groups_is_without_the_part_that_a_node_keeps
 
 def test_the_worked_example() -> None:
     volumes = [hybrid_bytes(WIDE, 256, 4, groups) / 1e6 for groups in (1, 2, 4)]
-    assert volumes == [pytest.approx(one, abs=0.05) for one in (8.4, 71.3, 134.2)]
+    assert volumes == [pytest.approx(volume, abs=0.05) for volume in (8.4, 71.3, 134.2)]
     assert whole_groups(WIDE, 256, 4) == 1
 
 

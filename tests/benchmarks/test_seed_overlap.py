@@ -42,9 +42,9 @@ def test_the_worst_bubble_is_what_counts() -> None:
 
 @given(layers, machines)
 def test_bubbles_are_those_of_the_formula(network: list[Layer], machine: Machine) -> None:
-    found = bubbles(network, machine)
-    assert len(found) == len(network)
-    for i, bubble in enumerate(found):
+    delays = bubbles(network, machine)
+    assert len(delays) == len(network)
+    for i, bubble in enumerate(delays):
         ocomp = sum(Fraction(layer.computing) for layer in network[:i]) + Fraction(network[i].computing, 3)
         ocomms = sum(Fraction(layer.communication) for layer in network[: i + 1])
         assert bubble == pytest.approx(float(ocomms / machine.communication - ocomp / machine.computing), abs=1e-9)
@@ -52,10 +52,10 @@ def test_bubbles_are_those_of_the_formula(network: list[Layer], machine: Machine
 
 @given(layers, machines)
 def test_efficiency_is_1_without_a_positive_bubble(network: list[Layer], machine: Machine) -> None:
-    found = worst_bubble_efficiency(network, machine)
-    assert 0 < found <= 1
-    assert summed_bubbles_efficiency(network, machine) <= found
-    assert (found == 1) == (max(bubbles(network, machine)) <= 1e-12 * found)
+    efficiency = worst_bubble_efficiency(network, machine)
+    assert 0 < efficiency <= 1
+    assert summed_bubbles_efficiency(network, machine) <= efficiency
+    assert (efficiency == 1) == (max(bubbles(network, machine)) <= 1e-12 * efficiency)
 
 
 @given(layers, machines)

@@ -28,11 +28,11 @@ def test_the_worked_example() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "supernode", "words"),
+    ("nodes", "supernode", "message"),
     [(12, 4, "12 nodes: "), (16, 3, "3 nodes in a supernode"), (4, 8, "4 nodes cannot fill a supernode of 8")],
 )
-def test_other_numbers_are_refused(nodes: int, supernode: int, words: str) -> None:
-    with pytest.raises(NetworkError, match=words):
+def test_other_numbers_are_refused(nodes: int, supernode: int, message: str) -> None:
+    with pytest.raises(NetworkError, match=message):
         round_robin_seconds(nodes, supernode, 1.0, Network(0, 1))
 
 

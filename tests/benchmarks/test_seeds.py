@@ -25,8 +25,8 @@ def test_the_package_has_what_the_functions_give() -> None:
     """All but the values is the same; these are near, as an equation may sum in another order."""
     there, made = data(PREDICTED), as_data(all_predictions())
     values = [
-        [one.pop(key, math.nan) for rows in found.values() for one in rows.values() for key in ("ours", "fitted")]
-        for found in (there, made)
+        [row.pop(key, math.nan) for rows in figures.values() for row in rows.values() for key in ("ours", "fitted")]
+        for figures in (there, made)
     ]
     assert values[0] == pytest.approx(values[1], rel=1e-3, nan_ok=True)
     assert there == made
@@ -42,8 +42,8 @@ def test_swcaffes_speedups_agree_with_its_shares_of_communication() -> None:
 
 def test_cd_dnns_rates_are_close_with_the_minibatch_of_the_papers_other_runs() -> None:
     """Their quotient, the speedup of 16 nodes, is 16% too high: rates are 9% too low on one node, 7% too high on 16."""
-    found = find_figure("pcl-dnn-figure-7").rows
-    assert [row.close(row.prediction.ours) for row in found] == [True, True, True, False]
+    rows = find_figure("pcl-dnn-figure-7").rows
+    assert [row.close(row.prediction.ours) for row in rows] == [True, True, True, False]
 
 
 def test_30_predictions_are_close_with_nothing_fitted_and_40_with_measurements() -> None:
@@ -83,7 +83,7 @@ def test_the_example_of_the_page() -> None:
 
 def test_the_exchanges_of_theano_mpi_follow_from_a_rate_and_a_cost_of_each_array() -> None:
     rows = {row.quantity: row for row in find_figure("theano-mpi-table-3").rows}
-    for words in ("AlexNet-32b, AR", "AlexNet-32b, ASA", "AlexNet-32b, ASA16", "GoogLeNet-32b, ASA16"):
-        row = rows[f"exchange of 5,120 images, {words}"]
-        assert not row.close(row.prediction.ours), words
-        assert row.close(row.prediction.fitted), words
+    for exchange in ("AlexNet-32b, AR", "AlexNet-32b, ASA", "AlexNet-32b, ASA16", "GoogLeNet-32b, ASA16"):
+        row = rows[f"exchange of 5,120 images, {exchange}"]
+        assert not row.close(row.prediction.ours), exchange
+        assert row.close(row.prediction.fitted), exchange

@@ -22,9 +22,11 @@ def offsets(tensor: torch.Tensor) -> list[int]:
 
 
 @given(SHAPES, SHAPES, st.integers(0, 40), st.integers(0, 40))
-def test_elements_in_common(one: list[tuple[int, int]], other: list[tuple[int, int]], first: int, second: int) -> None:
+def test_elements_in_common(
+    lines: list[tuple[int, int]], others: list[tuple[int, int]], first: int, second: int
+) -> None:
     memory = torch.arange(200)
-    a, b = strided(memory, one, first), strided(memory, other, second)
+    a, b = strided(memory, lines, first), strided(memory, others, second)
     common = set(offsets(a)) & set(offsets(b))
     assert share_memory(a, b) == bool(common)
     assert bool(find_aliases([a], [b])) == bool(find_aliases([a, b])) == bool(common)
@@ -48,11 +50,11 @@ def test_columns_of_a_matrix_share_nothing() -> None:
 
 
 def test_only_the_own_chunk_is_in_place() -> None:
-    whole = torch.zeros(6)
-    assert is_chunk(whole[2:4], whole, 2)
-    assert not is_chunk(whole[3:5], whole, 2)
-    assert not is_chunk(torch._neg_view(whole[2:4]), whole, 2)
-    assert not is_chunk(whole[2:4].clone(), whole, 2)
+    full = torch.zeros(6)
+    assert is_chunk(full[2:4], full, 2)
+    assert not is_chunk(full[3:5], full, 2)
+    assert not is_chunk(torch._neg_view(full[2:4]), full, 2)
+    assert not is_chunk(full[2:4].clone(), full, 2)
 
 
 def test_conjugate_and_negative_bits_distinguish_elements() -> None:

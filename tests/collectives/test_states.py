@@ -32,8 +32,8 @@ from unisono.uncaught import is_of_program
 WAIT = Wait("world", 7, "allreduce(5 x float32)", 10.0)
 
 
-def state(number: int, *waits: Wait, world: str = "world", ended: bool = False) -> State:
-    return State("train.py:12", waits, {world: number}, (), ended)
+def state(calls: int, *waits: Wait, world: str = "world", ended: bool = False) -> State:
+    return State("train.py:12", waits, {world: calls}, (), ended)
 
 
 def reported(answer: Answer) -> str:
@@ -85,15 +85,15 @@ def test_rank_blocked_within_the_call_is_missing() -> None:
 @given(st.lists(st.tuples(st.integers(0, 12), st.booleans(), st.booleans()), min_size=1, max_size=600))
 def test_missing_ranks_are_those_not_in_the_call(ranks: list[tuple[int, bool, bool]]) -> None:
     answers: dict[int, Answer] = {
-        rank: SILENT if silent else state(number, WAIT, ended=ended)
-        for rank, (number, silent, ended) in enumerate(ranks, 1)
+        rank: SILENT if silent else state(calls, WAIT, ended=ended)
+        for rank, (calls, silent, ended) in enumerate(ranks, 1)
     }
-    late = [rank for rank, (number, silent, _) in enumerate(ranks, 1) if number < 7 or silent]
+    late = [rank for rank, (calls, silent, _) in enumerate(ranks, 1) if calls < 7 or silent]
     late = late or [rank for rank, (_, _, ended) in enumerate(ranks, 1) if ended]
     assert missing_ranks(WAIT, list(answers), answers) == late
-    words = report(0, len(ranks) + 1, WAIT, "", late, answers)
-    assert all(f"rank {rank}, which" in words for rank in late[:MAX_LISTED_RANKS])
-    assert (f"and {len(late) - MAX_LISTED_RANKS} more" in words) == (len(late) > MAX_LISTED_RANKS)
+    text = report(0, len(ranks) + 1, WAIT, "", late, answers)
+    assert all(f"rank {rank}, which" in text for rank in late[:MAX_LISTED_RANKS])
+    assert (f"and {len(late) - MAX_LISTED_RANKS} more" in text) == (len(late) > MAX_LISTED_RANKS)
 
 
 @given(st.sets(st.integers(0, 500), min_size=1))
@@ -108,11 +108,11 @@ def test_late_rank_does_not_report_for_waiting_ranks() -> None:
 
 
 def test_call_site_is_this_line() -> None:
-    found: list[str] = []
-    thread = threading.Thread(target=lambda: found.append(call_site()))
+    sites: list[str] = []
+    thread = threading.Thread(target=lambda: sites.append(call_site()))
     thread.start()
     thread.join()
-    assert found[0].rpartition(":")[0] == __file__
+    assert sites[0].rpartition(":")[0] == __file__
 
 
 def test_no_call_site_without_a_temporary_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ def test_the_page_is_that_of_the_data(papers: ModuleType) -> None:
 def test_the_chart_has_a_claim_of_each_paper_and_its_numbers(papers: ModuleType) -> None:
     claims, drawn = papers.headlines(), papers.CHART.read_text(encoding="utf-8")
     assert {figure.paper for _, figure, _ in claims} == {"DIMD", "Theano-MPI", "PCL-DNN", "MXNET-MPI", "swCaffe"}
-    for words, figure, row in claims:
-        assert words.replace("&", "&amp;") in drawn
+    for label, figure, row in claims:
+        assert label.replace("&", "&amp;") in drawn
         for ours in (row.prediction.ours, row.prediction.fitted, papers.measured_of(figure, row)):
             if ours is not None:
                 assert f" {papers.factor(row, ours):.2f}" in drawn

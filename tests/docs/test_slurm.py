@@ -60,19 +60,19 @@ def free_ports(count: int) -> list[int]:
     """Return ports that nobody listens on now."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+        for listener in sockets:
+            listener.bind(("", 0))
+        return [int(listener.getsockname()[1]) for listener in sockets]
 
 
 def processes_of(configuration: Path) -> list[int]:
     """Return the processes that have this configuration of Slurm in their environment."""
-    found = []
+    processes = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
             if f"SLURM_CONF={configuration}\0".encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-    return found
+                processes.append(int(path.parent.name))
+    return processes
 
 
 @pytest.fixture
@@ -109,8 +109,8 @@ def slurm() -> Iterator[Mapping[str, str]]:
                 for process in processes_of(configuration):
                     with suppress(ProcessLookupError):
                         os.kill(process, signal.SIGKILL)
-                for one in started:
-                    one.wait()
+                for daemon in started:
+                    daemon.wait()
 
 
 def said(environment: Mapping[str, str], folder: Path, script: str) -> str:

@@ -27,16 +27,16 @@ labs = st.builds(
 
 def shapes(lab: Lab) -> dict[str, str]:
     """The rate of every interface that is shaped; the hosts' are called h0.eth0, ..."""
-    found = {}
+    rates = {}
     for command in commands(lab):
         if "tbf" in command:
             host = command[1].removeprefix(f"--net={HOME}/").removesuffix("/net") + "." if "nsenter" in command else ""
-            found[host + command[command.index("dev") + 1]] = command[command.index("rate") + 1]
-    return found
+            rates[host + command[command.index("dev") + 1]] = command[command.index("rate") + 1]
+    return rates
 
 
-def starting(lab: Lab, *words: str) -> list[Command]:
-    return [command for command in commands(lab) if command[: len(words)] == words]
+def starting(lab: Lab, *beginning: str) -> list[Command]:
+    return [command for command in commands(lab) if command[: len(beginning)] == beginning]
 
 
 def test_two_supernodes_hang_on_a_core_by_uplinks() -> None:
@@ -134,7 +134,7 @@ def test_bad_rates(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"supernodes": 0}, "--supernodes 0: a lab has 1 to 254"),
         ({"ranks_per_host": 10**10}, "ranks are too many for a lab on one machine; the limit is 4,096"),
@@ -149,6 +149,6 @@ def test_bad_rates(text: str) -> None:
         ({"rate": 10**6, "oversubscribe": 100}, "uplinks of 20000 bits per second: raise --rate"),
     ],
 )
-def test_bad_labs(change: dict[str, Any], words: str) -> None:
-    with pytest.raises(LabError, match=words):
+def test_bad_labs(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(LabError, match=message):
         Lab(**{"supernodes": 2, "hosts": 2, "rate": 200_000_000, **change})
