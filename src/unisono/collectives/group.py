@@ -25,7 +25,6 @@ from unisono.collectives.socket_calls import (
     MAX_SHORT_BYTES,
     SocketCalls,
     open_socket_calls,
-    schedule_for,
 )
 from unisono.collectives.trials import Trials
 from unisono.collectives.watch import Watch
@@ -177,9 +176,9 @@ class Group:
         short = (plan.algorithm == LIBRARY or exact) and 0 < plan.nbytes <= MAX_SHORT_BYTES
         long = plan.collective in LONG_COLLECTIVES and plan.nbytes > MAX_SHORT_BYTES and not self.table.network.measured
         tuned = (plan.collective, "across nodes") in self.table.measured
-        if not (short or long) or tuned or self.socket_calls(plan.call) is None:
+        if not (short or long) or tuned or (calls := self.socket_calls(plan.call)) is None:
             return Choice(plan.algorithm, plan.transport)
-        return Choice(plan.algorithm if exact else schedule_for(plan.collective, plan.nbytes), "sockets")
+        return Choice(plan.algorithm if exact else calls.schedule_for(plan), "sockets")
 
     def socket_calls(self, call: Call) -> SocketCalls | None:
         """Return the collectives through sockets. All ranks of several nodes make them together once.

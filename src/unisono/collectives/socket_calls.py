@@ -1,10 +1,11 @@
 """Collectives across nodes through sockets of the group: a program of messages, played by compiled code.
 
-    first call     connect │ barriers by sockets, by the MPI library, by turns │ the faster, for all calls
+    first call     connect │ barriers of few messages, of few rounds, by the MPI library, by turns │ the fastest
     later calls    | token | payload | between the ranks of a schedule's program
 
 They are the short ones, and all broadcasts, reductions to a root and all-to-alls. On a fast network the library, which
-knows it, is faster; on Ethernet sockets are.
+knows it, is faster; on Ethernet sockets are: by few messages where ranks share cores, or there are many of them, by few
+rounds where each has a core, and a round takes as long as several messages.
 
 A message of another call is found by its token. In a broadcast or a reduce some ranks wait for nobody: their mistake is
 found in the next call that reads from them, and named there, because every rank keeps its last calls' descriptions.
@@ -50,41 +51,64 @@ PIECES_PER_RANK, MAX_PIECES, MIN_PIECE_BYTES = 16, 256, 8 << 10
 MAX_TREE_BYTES = 2 << 10
 """Largest payload in bytes whose time is that of its messages, not that of its bytes."""
 
+MAX_HANDED_ON_BYTES = 256
+"""Largest chunk in bytes that an all_to_all hands on, so that it takes few messages."""
+
 ROUNDS, CALLS = 3, 8
-"""Rounds of so many barriers by sockets, and by the library, of which the fastest are compared."""
+"""Rounds of so many barriers of each kind, of which the fastest are compared."""
 
 MAX_TIMES_LIBRARY = 1.5
 """Times of a barrier by sockets and by the library that are as good: beside the library's calls, all are compared."""
 
+MAX_TIMES_FEW_MESSAGES = 0.9
+"""Times of a barrier of few rounds and of few messages at which rounds count: below, it is no chance."""
+
 CALLS_NAMED = 8
 """Recent calls that two ranks compare when a message does not match: the mistake may lie a few calls back."""
 
-ENTRY, ANSWERS = "short calls across nodes", (["library"], ["sockets"])
+ENTRY, ANSWERS = "short calls across nodes", (["library"], ["sockets"], ["sockets", "few rounds"])
 """Key and values of the answer in the file of this machine's choices."""
+
+LIBRARYS, FEW_MESSAGES, FEW_ROUNDS = range(len(ANSWERS))
+"""Places of the answers."""
 
 TOKENS = 1 << 64
 
 ALIGNMENT = 64
 """Bytes; what is received begins at a multiple of them."""
 
-BARRIER = "tree"
-"""Schedule of a barrier, an allreduce without a payload."""
 
-
-def schedule_for(collective: str, nbytes: int) -> str:
+def schedule_for(collective: str, nbytes: int, ranks: int, few_rounds: bool = False) -> str:
     """Return the schedule of a collective: few messages for a short payload, since each costs more than its bytes.
 
-    >>> schedule_for("allreduce", 4), schedule_for("reduce", 4), schedule_for("all_gather", 4)
+    `few_rounds`: or few rounds, since each costs more than some messages. A barrier is an allreduce of 0 bytes.
+
+    >>> schedule_for("allreduce", 4, 8), schedule_for("reduce", 4, 8), schedule_for("all_gather", 4, 8)
     ('tree', 'tree/binary', 'circulant')
+    >>> schedule_for("allreduce", 4, 8, few_rounds=True), schedule_for("all_to_all", 32, 8, few_rounds=True)
+    ('flat', 'direct')
     """
+    short = nbytes <= MAX_TREE_BYTES
     if collective == "all_to_all":
-        return "circulant" if nbytes <= MAX_TREE_BYTES else "direct"
+        return "circulant" if short and nbytes <= MAX_HANDED_ON_BYTES * ranks and not few_rounds else "direct"
     if nbytes > MAX_SHORT_BYTES:
         return CHAIN
-    short = nbytes <= MAX_TREE_BYTES
+    if collective == "allreduce" and few_rounds and nbytes * (ranks - 1) <= MAX_TREE_BYTES:
+        return "flat"
     if collective in ("broadcast", "reduce") and short:
         return "tree/binary"
     return "tree" if collective == "allreduce" and short else "circulant"
+
+
+def answer_for(few_messages: float, few_rounds: float, library: float) -> int:
+    """Return the place of the answer for the seconds of barriers of each kind.
+
+    >>> answer_for(20e-6, 19e-6, 15e-6), answer_for(20e-6, 10e-6, 9e-6), answer_for(20e-6, 10e-6, 5e-6)
+    (1, 2, 0)
+    """
+    if min(few_messages, few_rounds) >= MAX_TIMES_LIBRARY * library:
+        return LIBRARYS
+    return FEW_ROUNDS if few_rounds < MAX_TIMES_FEW_MESSAGES * few_messages else FEW_MESSAGES
 
 
 def open_socket_calls(group: Group) -> SocketCalls | None:
@@ -93,7 +117,7 @@ def open_socket_calls(group: Group) -> SocketCalls | None:
     if sockets is None:
         return None
     calls = SocketCalls(group, sockets)
-    if calls.is_faster_than_library():
+    if calls.choose():
         return calls
     sockets.close()
     return None
@@ -103,10 +127,15 @@ class SocketCalls:
     """Collectives of one group through its sockets."""
 
     def __init__(self, group: Group, sockets: Sockets) -> None:
-        self._group, self._sockets = group, sockets
-        program = find(BARRIER, group.placement).allreduce(group.rank, group.size)
+        self._group, self._sockets, self._few_rounds = group, sockets, False
+        self._barrier = self._make_barrier(False)
+
+    def _make_barrier(self, few_rounds: bool) -> Callable[[int, int, int], None]:
+        group = self._group
+        schedule = find(schedule_for("allreduce", 0, group.size, few_rounds), group.placement)
+        program = schedule.allreduce(group.rank, group.size)
         nothing = Payload((0,), Cut(0, program.chunks, 1), arithmetic_of(torch.uint8), RowKind.OTHER)
-        self._barrier = self._player_of([*rows_of(group.rank, program, nothing, 0)], nothing.arithmetic)
+        return self._player_of([*rows_of(group.rank, program, nothing, 0)], nothing.arithmetic)
 
     def end(self) -> None:
         """End the connections, from any thread: waits of this rank and of others find out."""
@@ -116,36 +145,43 @@ class SocketCalls:
         """Close the sockets. All ranks call it together."""
         self._sockets.close()
 
-    def is_faster_than_library(self) -> bool:
-        """Return True on all ranks if a barrier by sockets is faster than the library's. They call it together.
+    def choose(self) -> bool:
+        """Return True on all ranks if a barrier by sockets is as fast as the library's; they go on with its kind.
 
-        The answer is kept in the file of this machine's choices: sums of the two have other orders, and later runs have
-        the bits of this one.
+        All ranks call it together. The answer is kept in the file of this machine's choices: sums have other orders,
+        and later runs have the bits of this one.
         """
         comm, rank = self._group.comm, self._group.rank
         path = choices_file(self._group.size, reads=False, compiled=True)
         kept = read_choices(path).get(ENTRY) if rank == 0 else None
         known = np.array([ANSWERS.index(kept) if kept in ANSWERS else -1, os.environ.get(VARIABLE) == "on"], np.int64)
         comm.Allreduce(MPI.IN_PLACE, known, MPI.MAX)
-        if known[1] or known[0] >= 0:
-            return bool(known[1] or known[0])
-        faster = self._measure(comm)
-        if rank == 0:
-            write_choices(path, {**read_choices(path), ENTRY: ANSWERS[faster]})
-        return faster
+        answer, forced = int(known[0]), bool(known[1])
+        if answer < 0 and not forced:
+            answer = self._measure(comm)
+            if rank == 0:
+                write_choices(path, {**read_choices(path), ENTRY: ANSWERS[answer]})
+        self._few_rounds = answer == FEW_ROUNDS
+        self._barrier = self._make_barrier(self._few_rounds)
+        return forced or answer != LIBRARYS
 
-    def _measure(self, comm: MPI.Intracomm) -> bool:
-        taken = np.empty((ROUNDS, 2))
+    def _measure(self, comm: MPI.Intracomm) -> int:
+        few_rounds = self._make_barrier(True)
+        taken = np.empty((ROUNDS, len(ANSWERS)))
         for round_index in range(ROUNDS):
-            for kind, start in enumerate((lambda: self._barrier(0, 0, 0), comm.Barrier)):
+            kinds = (lambda: self._barrier(0, 0, 0), lambda: few_rounds(0, 0, 0), comm.Barrier)
+            for kind, start in enumerate(kinds):
                 begun = time.perf_counter()
                 for _ in range(CALLS):  # back to back: ranks leave a barrier of the other kind at other moments
                     start()
                 taken[round_index, kind] = time.perf_counter() - begun
-        ours, theirs = taken.min(axis=0)
-        slowest = np.array([ours, theirs])
+        slowest = taken.min(axis=0)
         comm.Allreduce(MPI.IN_PLACE, slowest, MPI.MAX)
-        return bool(slowest[0] < MAX_TIMES_LIBRARY * slowest[1])
+        return answer_for(*map(float, slowest))
+
+    def schedule_for(self, plan: Plan) -> str:
+        """Return the schedule of a collective, by what a round costs here beside a message."""
+        return schedule_for(plan.collective, plan.nbytes, self._group.size, self._few_rounds)
 
     def barrier(self, call: Call) -> None:
         """Wait until all ranks have entered the call that this one has entered. Raises MismatchError on every rank."""

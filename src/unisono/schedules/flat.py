@@ -24,7 +24,7 @@ def family(_: Placement, __: str) -> Family:
 
 
 def worth(_: str, __: Placement, ___: str) -> bool:
-    """Return False: it is used only within a node, because between nodes p n bytes are too many."""
+    """Return False: short collectives use it; between nodes the p n bytes of longer ones are too many."""
     return False
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from unisono.collectives.socket_calls import MAX_SHORT_BYTES, SocketCalls
+from unisono.collectives import socket_calls
+from unisono.collectives.socket_calls import ANSWERS, ENTRY, FEW_ROUNDS, MAX_SHORT_BYTES, SocketCalls
 from unisono.errors import MismatchError, TensorError
 from unisono.placement import one_rank_per_node
 from unisono.schedules.pieces import bounds
@@ -83,6 +84,27 @@ def test_all_collectives(apart: World, dtype: torch.dtype, length: int) -> None:
         apart.barrier()
     if length == 60:
         assert transports_of(apart) == {"sockets"}
+
+
+def test_few_rounds_where_they_are_faster(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(sockets.VARIABLE, "on")
+    monkeypatch.setattr(socket_calls, "read_choices", lambda _: {ENTRY: ANSWERS[FEW_ROUNDS]})
+    apart = make_apart(world)
+    for length in (1, 60, 6000):
+        for step in range(3):
+            tensor = torch.arange(length) + (apart.rank + 1) * step
+            assert torch.equal(
+                apart.allreduce(tensor), apart.size * torch.arange(length) + step * sum(range(1, apart.size + 1))
+            )
+            table = torch.arange(apart.size).repeat_interleave(length) + 10 * apart.rank
+            received = apart.all_to_all(table).view(apart.size, length)
+            assert torch.equal(received, (10 * torch.arange(apart.size) + apart.rank).view(-1, 1).expand(-1, length))
+            apart.barrier()
+    planned = {(plan.collective, plan.nbytes): plan.algorithm for plan in apart._group.prepared}
+    assert planned["allreduce", 8] == "flat"
+    assert planned["allreduce", 48_000] == "circulant"
+    assert planned["all_to_all", 8 * apart.size] == "direct"
+    apart.free()
 
 
 def test_a_strided_tensor_and_a_long_one(apart: World) -> None:
@@ -235,7 +257,7 @@ def test_a_run_and_the_next_have_the_same_answer(world: World, monkeypatch: pyte
     monkeypatch.delenv(sockets.VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for faster in (True, False):
-        answers = iter([faster, not faster])
+        answers = iter([int(faster), int(not faster)])
         monkeypatch.setattr(SocketCalls, "_measure", lambda *_, answers=answers: next(answers))
         for _ in range(2):
             apart = make_apart(world)
