@@ -1,4 +1,4 @@
-"""Times all collectives of Unisono, MPI libraries and gloo on 8 hosts of the lab, without a table, by turns.
+"""Times all collectives of Unisono, MPI libraries and gloo on 8 or 2 hosts of the lab, without a table, by turns.
 
     python benchmarks/collectives/lab_libraries.py [--rounds 3] [--setting switch] [--collectives reduce] [--sizes 4 64]
         [--peers mpich]
@@ -31,8 +31,8 @@ HERE = Path(__file__).parent
 RATE = 200
 """Megabits per second of a host's link, each way."""
 
-SETTINGS = {"switch": (1, 8), "supernodes": (2, 4)}
-"""Supernodes, and hosts of each."""
+SETTINGS = {"switch": (1, 8), "supernodes": (2, 4), "pair": (1, 2)}
+"""Supernodes, and hosts of each; on a machine of 2 cores, each rank of a pair has one."""
 
 OVERSUBSCRIBED = 4
 SIZES = (4, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)

@@ -66,7 +66,7 @@ MAX_TIMES_FEW_MESSAGES = 0.9
 CALLS_NAMED = 8
 """Recent calls that two ranks compare when a message does not match: the mistake may lie a few calls back."""
 
-ENTRY, ANSWERS = "short calls across nodes", (["library"], ["sockets"], ["sockets", "few rounds"])
+ENTRY, ANSWERS = "short calls between nodes", (["library"], ["sockets"], ["sockets", "few rounds"])
 """Key and values of the answer in the file of this machine's choices."""
 
 LIBRARYS, FEW_MESSAGES, FEW_ROUNDS = range(len(ANSWERS))
