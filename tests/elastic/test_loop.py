@@ -26,6 +26,7 @@ from unisono.launch import MEMORY_VARIABLE
 from unisono.training import signals
 from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names, step_of
+from unisono.training.run_directory import ALIVE
 
 PROGRAM, READING = (Path(__file__).with_name(name) for name in ("summing.py", "reading.py"))
 
@@ -92,6 +93,23 @@ def test_a_state_that_cannot_be_kept_is_refused_before_the_first_step() -> None:
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 8])
     with pytest.raises(CheckpointError, match=r"the state of scheduler .* 'milestones' is of type coll"):
         Loop(alone(), optimizer=optimizer, scheduler=scheduler)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize("touched", [True, False])
+def test_a_run_folder_that_takes_no_file_is_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], touched: bool
+) -> None:
+    """Copies in memory go on, whether the thread that writes them is refused or the step before."""
+    home = tmp_path / "full"
+    if touched:
+        (home / ALIVE).mkdir(parents=True)  # takes a touch, but no file in its place
+    monkeypatch.setenv(FOLDER_VARIABLE, str(home))
+    assert list(Loop(alone(), model=nn.Linear(3, 2)).steps(3)) == [0, 1, 2]
+    said = capfd.readouterr().err
+    assert said.startswith(f"unisono: rank 0: copies in memory go on, but {home} does not tell of them: ")
+    assert said.count("\n") == 1
+    assert max(map(step_of, checkpoint_names(Path(os.environ[MEMORY_VARIABLE])))) > 0
 
 
 @pytest.mark.launches
