@@ -50,7 +50,7 @@ MAX_LINES = {
     "collectives": 4_052,
     "compute": 1_256,
     "data": 6_360,
-    "elastic": 1_208,
+    "elastic": 1_228,
     "engine": 600,
     "foresight": 795,
     "horovod": 1_014,

@@ -176,7 +176,11 @@ class Supervisor:
                 try_it = shlex.join(run.question(run.hosts[0]))
                 following = f"none of the hosts {', '.join(run.hosts)} starts programs; try {try_it}"
             if isinstance(following, str):
-                if (end.code and run.store()) or following:
+                try:
+                    stored = bool(end.code) and run.store()
+                except CheckpointError as error:
+                    raise CheckpointError(f"{following}; {error}" if following else f"{error}") from error
+                if stored or following:
                     _report(f"{following or 'the state in memory is a checkpoint now'}{run.remedy()}")
                 return end.code
             where = f" on {', '.join(self._hosts.present)}" if run.hosts else ""
