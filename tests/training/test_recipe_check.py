@@ -7,11 +7,12 @@ import pytest
 import tomli_w
 
 from unisono.data.kinds import RAW
+from unisono.data.options import DataOptions
 from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import Source
 from unisono.errors import PackError, RecipeError, UsageError
 from unisono.training.recipe import Recipe, differences, read_recipe, to_dict
-from unisono.training.recipe_check import check_run, plan_of
+from unisono.training.recipe_check import check_run, describe_unused_data, plan_of
 
 RECIPES = Path(__file__).parents[2] / "src" / "unisono" / "recipes"
 DIGITS = RECIPES / "digits.toml"
@@ -146,3 +147,12 @@ def test_layers_that_are_left_to_a_prediction(tmp_path: Path) -> None:
         check_run(read_recipe(tmp_path / "auto.toml", [f"rule.name={rule}"]), 3)
     with pytest.raises(RecipeError, match=r'parallel.layers is a table of keys or "auto", not the value \'hybrid\''):
         read_recipe(tmp_path / "auto.toml", ["parallel.layers=hybrid"])
+
+
+def test_keys_of_a_pack_without_one_are_told() -> None:
+    assert describe_unused_data(DataOptions(shuffle="once")) == []
+    assert describe_unused_data(DataOptions(pack="pets", augment="shift", size=32)) == []
+    assert describe_unused_data(DataOptions(augment="shift", size=32)) == [
+        "data.size = 32 has no effect with data.name = 'digits': it is for a data.pack",
+        "data.augment = 'shift' has no effect with data.name = 'digits': it is for a data.pack",
+    ]

@@ -12,7 +12,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 
+from unisono.data.options import DataOptions
 from unisono.data.order import ShuffleOptions, parse_shuffle
 from unisono.data.pack import TRAIN_SAMPLES, train_samples
 from unisono.errors import RecipeError
@@ -132,6 +134,16 @@ def describe_unused(options: RuleRecipe) -> list[str]:
         f"{', '.join(known) or 'no keys of its own'}"
         for key, option in all_options(options.name).items()
         if key not in known and options.options[key] != option.default
+    ]
+
+
+def describe_unused_data(options: DataOptions) -> list[str]:
+    """Return a line for each key that a recipe sets for a pack, but without one: it has no effect."""
+    return [
+        f"data.{each.name} = {held!r} has no effect with data.name = {options.name!r}: it is for a data.pack"
+        for each in fields(options)
+        if not options.pack and each.name not in ("name", "shuffle")
+        if (held := getattr(options, each.name)) != each.default
     ]
 
 
