@@ -71,6 +71,8 @@ def _about_options(recipe: Recipe) -> Iterator[str]:
             f"optimizer.nesterov = true, but optimizer.name = {optimizer.name!r} and optimizer.momentum = "
             f"{optimizer.momentum}: it needs sgd with a momentum above 0"
         )
+    if optimizer.name == "lamb" and optimizer.momentum >= 1:
+        yield f"optimizer.momentum = {optimizer.momentum}: it is the first beta of lamb, and below 1"
     if not DEVICE.fullmatch(recipe.compute.device):
         yield f'compute.device = {recipe.compute.device!r}; there are "auto", "cpu" and the kinds that PyTorch has'
     if exchange.wire not in (OWN, *WIRES):
