@@ -50,6 +50,13 @@ def test_what_cannot_run_is_known_before_a_rank_is_started() -> None:
         (["optimizer.nesterov=true", "optimizer.name=lars"], 1, "optimizer.name = 'lars' and"),
         (["optimizer.nesterov=1"], 1, "optimizer.nesterov = 1 is not true or false"),
         (["optimizer.name=lamb", "optimizer.momentum=1"], 1, "momentum = 1.0: it is the first beta of lamb, and below"),
+        (
+            ["optimizer.policy=steps", "optimizer.every=0.001", "optimizer.decay=10"],
+            1,
+            "decay = 10.0, every 0.001 of 15 epochs: the learning rate is beyond all numbers",
+        ),
+        (["optimizer.policy=steps", "optimizer.every=1e-310"], 1, "lower optimizer.decay, or raise optimizer.every"),
+        (["compute.threads=9999999"], 1, "compute.threads = 9999999, but it has to be at most 1024"),
         (["compute.device='no device'"], 1, 'compute.device = \'no device\'; there are "auto", "cpu" and the kinds'),
         (["training.virtual_ranks=4"], 8, "virtual_ranks = 4, but 8 ranks: some would have no share; start at most 4"),
         (["training.virtual_ranks=7"], 2, "virtual_ranks = 7 does not divide training.batch = 64: shares have equally"),

@@ -161,7 +161,7 @@ class ComputeRecipe:
     convolutions: str = choice("autotune", "autotune", "library")
     """Algorithm of convolutions: "autotune", the fastest of each, timed before the first step; "library", PyTorch's,
     as always on an accelerator."""
-    threads: int = number(0, at_least=0)
+    threads: int = number(0, at_least=0, at_most=1024)
     """Threads that compute on each rank; 0: those of its cores, or 1 with virtual ranks, whose bits depend on them."""
     plan: str = ""
     """File with timings of convolutions that several runs share; the run's folder has its own. Empty: none."""

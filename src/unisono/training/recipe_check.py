@@ -8,6 +8,7 @@ Needs neither PyTorch nor MPI.
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from unisono.plan.layer_plan import ParallelPlan, make_plan
 from unisono.rules import RULES, all_options, own_options
 from unisono.rules.asynchronous import has_servers
 from unisono.schedules import check
-from unisono.training.recipe import OWN, AuditRecipe, Recipe, RuleRecipe, make_rule, own_rule
+from unisono.training.recipe import OWN, AuditRecipe, Recipe, RuleRecipe, make_rule, own_rule, rate_at
 from unisono.user_function import is_user_function
 from unisono.wires import EXACT, WIRES
 
@@ -73,6 +74,16 @@ def _about_options(recipe: Recipe) -> Iterator[str]:
         )
     if optimizer.name == "lamb" and optimizer.momentum >= 1:
         yield f"optimizer.momentum = {optimizer.momentum}: it is the first beta of lamb, and below 1"
+    epochs = recipe.training.epochs
+    try:  # the last step has the largest power of `decay`
+        rate = rate_at(optimizer, math.nextafter(epochs, 0), epochs, recipe.training.batch)
+    except OverflowError:
+        rate = math.inf
+    if rate == math.inf:
+        yield (
+            f"optimizer.decay = {optimizer.decay}, every {optimizer.every} of {epochs} epochs: the learning rate is "
+            "beyond all numbers at the end; lower optimizer.decay, or raise optimizer.every"
+        )
     if not DEVICE.fullmatch(recipe.compute.device):
         yield f'compute.device = {recipe.compute.device!r}; there are "auto", "cpu" and the kinds that PyTorch has'
     if exchange.wire not in (OWN, *WIRES):
