@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from unisono.elastic import generations
 from unisono.elastic.attach import BAD_INPUT
 from unisono.elastic.generations import MAX_FRUITLESS, ElasticRun, End, Generation, decide
+from unisono.errors import CheckpointError
 from unisono.launch import SURVIVAL
 from unisono.training.recipe import Recipe
 from unisono.training.run_directory import ALIVE
@@ -114,6 +117,32 @@ def test_the_newest_copy_is_a_checkpoint_at_the_end(tmp_path: Path, monkeypatch:
     assert (
         replace(program, recipe=Recipe(), later=("train", "--resume", "x")).remedy().endswith(" --elastic --resume x")
     )
+
+
+def test_a_copy_that_the_disk_refuses_stays_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder that neither this command nor the standby removes at its end, nor the next command."""
+    memory, checkpoints = tmp_path / "shm" / "unisono-run-key-mine", tmp_path / "run" / "checkpoints"
+    monkeypatch.setattr(ElasticRun, "memory", memory)
+    program = replace(run_in(tmp_path / "run"), later=("run", "t.py"))
+    (memory / "step-000000012").mkdir(parents=True)
+    (memory / "step-000000012" / "manifest.json").write_text("12")
+    (memory / "samples-0").touch()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(CheckpointError) as refused:
+        program.store()
+    (left,) = memory.parent.iterdir()
+    assert not left.name.startswith("unisono-run-")
+    assert [path.name for path in left.iterdir()] == ["step-000000012"]
+    assert f"{refused.value}" == (
+        f"cannot write a checkpoint into {checkpoints}: [Errno 28] No space left on device; the state is in "
+        f"{left}/step-000000012: free space, copy it to {checkpoints}, then resume with: "
+        f"unisono run --elastic --resume {tmp_path}/run t.py"
+    )
+    assert not [*checkpoints.iterdir()]
 
 
 def test_a_copy_on_another_host_is_a_kept_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -18,6 +19,7 @@ from tests.data.conftest import known
 from tests.progress import Run
 from torch import nn
 
+import unisono
 from unisono.data.kinds import RAW
 from unisono.elastic import Loop
 from unisono.elastic.standby import FOLDER_VARIABLE
@@ -26,7 +28,9 @@ from unisono.launch import MEMORY_VARIABLE
 from unisono.training import signals
 from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names, step_of
+from unisono.training.run_directory import ALIVE
 
+GUIDE = Path(__file__).parents[2] / "docs" / "how_to" / "keep_a_run_alive.md"
 PROGRAM, READING = (Path(__file__).with_name(name) for name in ("summing.py", "reading.py"))
 
 
@@ -53,6 +57,21 @@ def test_a_loop_that_is_resumed_begins_with_the_checkpoint(tmp_path: Path) -> No
     assert next(steps) == 7
     steps.close()  # type: ignore[attr-defined]  # a generator
     assert torch.equal(now.weight, before.weight)
+
+
+@pytest.mark.usefixtures("memory")
+def test_the_program_of_the_guide_ends_well_where_no_step_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after a death behind the last step."""
+    (program,) = re.findall(r'```python title="train.py"\n(.*?)```', GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    model = nn.Linear(6, 1)
+    states = {"model": model.state_dict(), "optimizer": torch.optim.SGD(model.parameters(), 0.1).state_dict()}
+    save(tmp_path / "checkpoints", Checkpoint(20, states, {}, {}))
+    monkeypatch.setattr(unisono, "init", alone)
+    monkeypatch.setattr(unisono, "parallel", lambda model, *_, **__: model)
+    exec(program, {})
+    assert capsys.readouterr().out == "20 steps are made\n"
 
 
 @pytest.mark.parametrize("elastic", [False, True])
@@ -92,6 +111,23 @@ def test_a_state_that_cannot_be_kept_is_refused_before_the_first_step() -> None:
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 8])
     with pytest.raises(CheckpointError, match=r"the state of scheduler .* 'milestones' is of type coll"):
         Loop(alone(), optimizer=optimizer, scheduler=scheduler)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize("touched", [True, False])
+def test_a_run_folder_that_takes_no_file_is_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], touched: bool
+) -> None:
+    """Copies in memory go on, whether the thread that writes them is refused or the step before."""
+    home = tmp_path / "full"
+    if touched:
+        (home / ALIVE).mkdir(parents=True)  # takes a touch, but no file in its place
+    monkeypatch.setenv(FOLDER_VARIABLE, str(home))
+    assert list(Loop(alone(), model=nn.Linear(3, 2)).steps(3)) == [0, 1, 2]
+    said = capfd.readouterr().err
+    assert said.startswith(f"unisono: rank 0: copies in memory go on, but {home} does not tell of them: ")
+    assert said.count("\n") == 1
+    assert max(map(step_of, checkpoint_names(Path(os.environ[MEMORY_VARIABLE])))) > 0
 
 
 @pytest.mark.launches

@@ -22,7 +22,7 @@ from tests.progress import Run, Watched, poll_until
 from tests.usage_errors import assert_one_line_error
 
 from unisono.elastic import supervisor
-from unisono.elastic.generations import ElasticRun
+from unisono.elastic.generations import ElasticRun, End
 from unisono.errors import LaunchError, UsageError
 from unisono.files import cache_folder
 from unisono.launch import find_mpiexec, is_open_mpi
@@ -166,6 +166,14 @@ def test_ranks_that_the_recipe_refuses_do_not_join(tmp_path: Path, capfd: pytest
         supervisor.join(tmp_path, 1)
     with pytest.raises(LaunchError, match="no elastic run is active"):
         supervisor.join(tmp_path, -1)
+
+
+def test_a_folder_that_takes_no_line_of_a_generation_ends_no_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / run_directory.GENERATIONS).mkdir()
+    supervisor.Supervisor(ElasticRun(tmp_path), 2)._record(End(9, 118, 2))
+    assert capfd.readouterr().err.startswith(f"unisono: cannot write {tmp_path / run_directory.GENERATIONS}: ")
 
 
 @pytest.mark.parametrize(

@@ -59,13 +59,13 @@ def test_a_flipped_byte_that_one_rank_reads(unisono: Run, packs: Path) -> None:
     """As a person meets it."""
     flip(packs / "train/stripe-00003.arrow")
     done = unisono("train", "recipe.toml", "--ranks", "2", "--set", "data.storage=partitioned")
-    assert_one_line_error(done, "rank 1: pack/train/stripe-00003.arrow is damaged: batch 0 has the checksum ")
+    assert_one_line_error(done, f"rank 1: {packs}/train/stripe-00003.arrow is damaged: batch 0 has the checksum ")
 
 
 def test_a_flipped_byte_of_what_ranks_hold_together(on_ranks: Run, packs: Path) -> None:
     flip(packs / "train/stripe-00003.arrow")
     done = on_ranks("train", "recipe.toml", "--set", "data.storage=replicated")
-    assert_one_line_error(done, "rank 1: pack/train/stripe-00003.arrow is damaged: batch 0 has the checksum ")
+    assert_one_line_error(done, f"rank 1: {packs}/train/stripe-00003.arrow is damaged: batch 0 has the checksum ")
 
 
 def test_a_flipped_byte_that_one_rank_streams_ends_all_of_them(unisono: Run, packs: Path) -> None:
@@ -74,21 +74,21 @@ def test_a_flipped_byte_that_one_rank_streams_ends_all_of_them(unisono: Run, pac
     done = unisono("train", "recipe.toml", "--ranks", "2", "--set", "data.storage=streamed")
     assert done.returncode == 2, done.stdout + done.stderr
     (line,) = [line for line in done.stderr.splitlines() if "stripe-00003.arrow" in line]
-    assert re.match(r"unisono: rank [01]: pack/train/stripe-00003\.arrow is damaged: batch 0 has the checksum ", line)
+    assert re.match(rf"unisono: rank [01]: {packs}/train/stripe-00003\.arrow is damaged: batch 0 has the ", line)
     assert "Traceback" not in done.stderr
 
 
 def test_a_stripe_that_one_rank_misses(on_ranks: Run, packs: Path) -> None:
     (packs / "train/stripe-00000.arrow").unlink()
     done = on_ranks("train", "recipe.toml", "--ranks", "2")
-    assert_one_line_error(done, "rank 0: pack/train is incomplete: stripe-00000.arrow is missing")
+    assert_one_line_error(done, f"rank 0: {packs}/train is incomplete: stripe-00000.arrow is missing")
 
 
 def test_an_index_that_the_ranks_find_truncated(on_ranks: Run, packs: Path) -> None:
     index = packs / "test/index.arrow"
     index.write_bytes(index.read_bytes()[:-100])
     done = on_ranks("train", "recipe.toml", "--ranks", "2")
-    assert_one_line_error(done, "rank 0: pack/test/index.arrow is damaged or incomplete (")
+    assert_one_line_error(done, f"rank 0: {packs}/test/index.arrow is damaged or incomplete (")
 
 
 def test_more_ranks_than_samples_are_held_out(on_ranks: Run, tmp_path: Path) -> None:
@@ -102,9 +102,9 @@ def test_what_is_known_before_a_rank_is_started(in_process: Run, packs: Path) ->
         return in_process("train", "recipe.toml", *(f"--set={change}" for change in changes))
 
     assert_one_line_error(train("ranks=9"), "9 ranks share batches of 8 samples, so some would have none")
-    assert_one_line_error(train("training.batch=17"), "training.batch = 17, but pack has 16 samples to train on")
+    assert_one_line_error(train("training.batch=17"), f"training.batch = 17, but {packs} has 16 samples to train on")
     no_folder = "packs has no pack named train or training: there is no such folder"
     assert_one_line_error(train("data.pack=packs"), no_folder)
     index = packs / "train/index.arrow"
     index.write_bytes(index.read_bytes()[:-100])
-    assert_one_line_error(train("ranks=2"), "pack/train/index.arrow is damaged or incomplete (")
+    assert_one_line_error(train("ranks=2"), f"{packs}/train/index.arrow is damaged or incomplete (")

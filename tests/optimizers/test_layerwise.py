@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from unisono.errors import UsageError
 from unisono.optimizers.layerwise import LAMB, LARS
 
 RATE, MOMENTUM, TRUST = 0.5, 0.9, 0.02
@@ -90,6 +91,21 @@ def test_the_worked_examples(make: Make, last: float) -> None:
     parameter.grad = torch.tensor([[0.0, 1.0]])
     make(parameter).step()
     torch.testing.assert_close(parameter.detach(), torch.tensor([[3.0, last]]))
+
+
+@pytest.mark.parametrize("kind", [LARS, LAMB])
+@pytest.mark.parametrize("options", [{"lr": -1.0}, {"lr": math.nan}, {"weight_decay": -0.1}])
+def test_options_out_of_their_range_are_refused(kind: type[LARS | LAMB], options: dict[str, float]) -> None:
+    ((name, value),) = options.items()
+    with pytest.raises(UsageError, match=rf"{name} = {value}, but it has to be at least 0"):
+        kind([torch.nn.Parameter(torch.ones(2, 2))], **options)
+
+
+@pytest.mark.parametrize("betas", [(1.0, 0.999), (0.9, 1.0), (-0.1, 0.9), (math.nan, 0.9)])
+def test_shares_of_the_past_are_below_1(betas: tuple[float, float]) -> None:
+    """LAMB divides by what is left."""
+    with pytest.raises(UsageError, match=r"betas = .*, but each has to be at least 0 and below 1"):
+        LAMB([torch.nn.Parameter(torch.ones(2, 2))], betas=betas)
 
 
 @given(weights=rows, gradient=rows, factor=st.floats(0.01, 100))

@@ -294,7 +294,7 @@ def test_of_a_pack_that_is_elsewhere_only_its_form_is_known() -> None:
     changes = ["data.pack=packs/nowhere", "data.threads=3", "data.groups=2", "samples.shape=1x8x8"]
     assert run_of(*changes).samples == SampleFacts(threads=3, copies=2)
     (line,) = run_of("data.pack=packs/nowhere", "model.name=resnet8").notes
-    assert line.startswith("samples of 3x32x32, the network's own: packs/nowhere is not here")
+    assert line.startswith(f"samples of 3x32x32, the network's own: {Path('packs/nowhere').absolute()} is not here")
     assert not run_of(*changes).notes
     assert run_of(*changes, "data.groups=1", "data.storage=replicated").samples.copies == 0
 

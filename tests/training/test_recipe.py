@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from unisono.errors import RecipeError
+from unisono.errors import PackError, RecipeError
 from unisono.models import MODELS
 from unisono.rules import EASGD, RULES, own_options
 from unisono.training.recipe import (
@@ -139,6 +139,20 @@ def test_a_network_of_ones_own_is_found_again_from_the_runs_folder(
     (tmp_path / "recipe.toml").write_text(tomli_w.dumps(to_dict(below)))
     assert read_recipe(tmp_path / "recipe.toml") == below
     assert read_recipe(DIGITS).model.folder == ""
+
+
+def test_data_and_a_plan_are_found_again_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are given from the current folder, also beside a recipe that is elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    recipe = read_recipe(DIGITS, ["data.pack=packs/pets", "compute.plan=plan.json"])
+    assert (recipe.data.pack, recipe.compute.plan) == (str(tmp_path / "packs" / "pets"), str(tmp_path / "plan.json"))
+    (tmp_path / "recipe.toml").write_text(tomli_w.dumps(to_dict(recipe)))
+    monkeypatch.chdir("/")
+    assert read_recipe(tmp_path / "recipe.toml") == recipe
+    assert read_recipe(DIGITS, ["data.files=images"]).data.files == "/images"
+    assert (read_recipe(DIGITS).data.pack, read_recipe(DIGITS).compute.plan) == ("", "")
+    with pytest.raises(PackError, match=r"there is no such folder; .* or name another folder: --set data\.pack=FOLDER"):
+        check_run(recipe, 1)
 
 
 def test_a_rule_for_a_packaged_recipe_is_found_again_in_the_folder_where_the_run_began(

@@ -7,11 +7,12 @@ import pytest
 import tomli_w
 
 from unisono.data.kinds import RAW
+from unisono.data.options import DataOptions
 from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import Source
 from unisono.errors import PackError, RecipeError, UsageError
 from unisono.training.recipe import Recipe, differences, read_recipe, to_dict
-from unisono.training.recipe_check import check_run, plan_of
+from unisono.training.recipe_check import check_run, describe_unused_data, plan_of
 
 RECIPES = Path(__file__).parents[2] / "src" / "unisono" / "recipes"
 DIGITS = RECIPES / "digits.toml"
@@ -48,6 +49,14 @@ def test_what_cannot_run_is_known_before_a_rank_is_started() -> None:
         (["optimizer.nesterov=true", "optimizer.momentum=0"], 1, "it needs sgd with a momentum above 0"),
         (["optimizer.nesterov=true", "optimizer.name=lars"], 1, "optimizer.name = 'lars' and"),
         (["optimizer.nesterov=1"], 1, "optimizer.nesterov = 1 is not true or false"),
+        (["optimizer.name=lamb", "optimizer.momentum=1"], 1, "momentum = 1.0: it is the first beta of lamb, and below"),
+        (
+            ["optimizer.policy=steps", "optimizer.every=0.001", "optimizer.decay=10"],
+            1,
+            "decay = 10.0, every 0.001 of 15 epochs: the learning rate is beyond all numbers",
+        ),
+        (["optimizer.policy=steps", "optimizer.every=1e-310"], 1, "lower optimizer.decay, or raise optimizer.every"),
+        (["compute.threads=9999999"], 1, "compute.threads = 9999999, but it has to be at most 1024"),
         (["compute.device='no device'"], 1, 'compute.device = \'no device\'; there are "auto", "cpu" and the kinds'),
         (["training.virtual_ranks=4"], 8, "virtual_ranks = 4, but 8 ranks: some would have no share; start at most 4"),
         (["training.virtual_ranks=7"], 2, "virtual_ranks = 7 does not divide training.batch = 64: shares have equally"),
@@ -146,3 +155,12 @@ def test_layers_that_are_left_to_a_prediction(tmp_path: Path) -> None:
         check_run(read_recipe(tmp_path / "auto.toml", [f"rule.name={rule}"]), 3)
     with pytest.raises(RecipeError, match=r'parallel.layers is a table of keys or "auto", not the value \'hybrid\''):
         read_recipe(tmp_path / "auto.toml", ["parallel.layers=hybrid"])
+
+
+def test_keys_of_a_pack_without_one_are_told() -> None:
+    assert describe_unused_data(DataOptions(shuffle="once")) == []
+    assert describe_unused_data(DataOptions(pack="pets", augment="shift", size=32)) == []
+    assert describe_unused_data(DataOptions(augment="shift", size=32)) == [
+        "data.size = 32 has no effect with data.name = 'digits': it is for a data.pack",
+        "data.augment = 'shift' has no effect with data.name = 'digits': it is for a data.pack",
+    ]

@@ -24,6 +24,7 @@ from unisono.training.state import (
     RunPoint,
     check_alike,
     check_change,
+    describe_change,
     discard_newer,
     load_rank,
     load_states,
@@ -61,6 +62,16 @@ def test_within_an_epoch_its_order_stays(now: Recipe, data: str, message: str) -
 @pytest.mark.parametrize(("now", "data", "message"), CHANGES)
 def test_between_epochs_it_may_change(now: Recipe, data: str, message: str) -> None:
     check_change(BEFORE, now, BETWEEN, data)
+
+
+def test_other_data_between_epochs_are_told() -> None:
+    before = replace(BETWEEN, data="40 13c62b16, 12 2f471622, streamed")
+    assert describe_change(before, "40 13c62b16 00c0ffee, 12 2f471622 0badcafe") == []
+    assert describe_change(RunPoint(), "40 13c62b16, 12 2f471622") == []
+    (line,) = describe_change(before, "44 13c62b17, 12 2f471622")
+    assert line == (
+        "the run was trained on other data (40 13c62b16, 12 2f471622) than it goes on with (44 13c62b17, 12 2f471622)"
+    )
 
 
 def test_the_rate_may_always_change_and_the_optimizer_never() -> None:

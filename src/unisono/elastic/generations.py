@@ -27,7 +27,6 @@ from pathlib import Path
 
 from unisono.elastic import attach
 from unisono.errors import CheckpointError, UsageError
-from unisono.files import naming_os_errors
 from unisono.launch import SURVIVAL, find_mpiexec, is_open_mpi
 from unisono.training.checkpoint.layout import checkpoint_name, checkpoint_names, step_of
 from unisono.training.recipe import Recipe
@@ -153,23 +152,40 @@ class ElasticRun:
         return max(map(step_of, names), default=-1)
 
     def store(self) -> bool:
-        """Make the newest copy in this host's memory a checkpoint, if it is newer than those. Return True if it was."""
+        """Make the newest copy in this host's memory a checkpoint, if it is newer than those. Return True if it was.
+
+        Raises CheckpointError where the disk refuses: the copy is in a folder then that no command removes.
+        """
         checkpoints, names = self.home / CHECKPOINTS, checkpoint_names(self.memory)
         if not names or step_of(names[-1]) <= max(map(step_of, checkpoint_names(checkpoints)), default=-1):
             return False
         name = checkpoint_name(step_of(names[-1]))
-        with naming_os_errors(f"cannot write a checkpoint into {checkpoints}", CheckpointError):
-            aside = shutil.copytree(self.memory / names[-1], checkpoints / f".{name}.tmp", dirs_exist_ok=True)
-            aside.rename(checkpoints / name)
+        aside = checkpoints / f".{name}.tmp"
+        try:
+            shutil.copytree(self.memory / names[-1], aside, dirs_exist_ok=True).rename(checkpoints / name)
+        except OSError as error:
+            shutil.rmtree(aside, ignore_errors=True)
+            left = self.memory.rename(self.memory.with_name(f"unisono-state-{self.key}-{self.command_key}"))
+            for samples in left.glob("samples-*"):
+                samples.unlink(missing_ok=True)
+            reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error  # of the first of its files
+            raise CheckpointError(
+                f"cannot write a checkpoint into {checkpoints}: {reason}; the state is in {left / names[-1]}: free "
+                f"space, copy it to {checkpoints}, then resume with: {self._resumption}"
+            ) from error
         return True
 
     def remedy(self) -> str:
         """Return how it is resumed; "" where it has nothing to begin with."""
+        resumable = checkpoint_names(self.home / CHECKPOINTS) or (self.home / RECIPE).exists()
+        return f"; resume with: {self._resumption}" if resumable else ""
+
+    @property
+    def _resumption(self) -> str:
         name, *arguments = self.later
         if self.recipe is None:  # a program, whose ranks are not told
             arguments = ["--resume", str(self.home), *arguments]
-        resumable = checkpoint_names(self.home / CHECKPOINTS) or (self.home / RECIPE).exists()
-        return f"; resume with: {shlex.join(['unisono', name, '--elastic', *arguments])}" if resumable else ""
+        return shlex.join(["unisono", name, "--elastic", *arguments])
 
     def kept_anywhere(self) -> int:
         """Return the newest step that is kept on any host, as rank 0 has announced, or on the disk; -1 for none."""

@@ -72,7 +72,7 @@ class Loop:
             self._copies = MemoryCopies(self._folder, self._home, world, True, self._warn, without)
 
     def steps(self, count: int) -> Iterator[int]:
-        """Yield the numbers of the steps that are left of `count`. A state is kept after some of them.
+        """Yield the numbers of the steps that are left of `count`, perhaps none. A state is kept after some of them.
 
         Raises UsageError where it is called again: the state that is kept would be loaded anew.
         """

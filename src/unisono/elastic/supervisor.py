@@ -34,7 +34,7 @@ from unisono import witness
 from unisono.elastic.attach import BAD_INPUT, dismiss
 from unisono.elastic.generations import ElasticRun, End, Generation, decide
 from unisono.elastic.standby import FOLDER_VARIABLE, GENERATION_VARIABLE, SET_DEATH_SIGNAL
-from unisono.errors import LaunchError, UsageError
+from unisono.errors import CheckpointError, LaunchError, UsageError
 from unisono.launch import MEMORY_VARIABLE, SURVIVORS_VARIABLE, launch_environment
 from unisono.startup import remove_leftover_files
 from unisono.training.recipe_check import check_run
@@ -176,7 +176,11 @@ class Supervisor:
                 try_it = shlex.join(run.question(run.hosts[0]))
                 following = f"none of the hosts {', '.join(run.hosts)} starts programs; try {try_it}"
             if isinstance(following, str):
-                if (end.code and run.store()) or following:
+                try:
+                    stored = bool(end.code) and run.store()
+                except CheckpointError as error:
+                    raise CheckpointError(f"{following}; {error}" if following else f"{error}") from error
+                if stored or following:
                     _report(f"{following or 'the state in memory is a checkpoint now'}{run.remedy()}")
                 return end.code
             where = f" on {', '.join(self._hosts.present)}" if run.hosts else ""
@@ -187,7 +191,10 @@ class Supervisor:
     def _record(self, end: End) -> None:
         if self._run.home.exists():
             line = {"generation": self._generation.number, **asdict(end), "time": time.time()}
-            add_line(self._run.home / GENERATIONS, line)
+            try:
+                add_line(self._run.home / GENERATIONS, line)
+            except CheckpointError as error:  # the run itself needs no such line
+                _report(f"{error}")
 
     def _hear(self, line: bytes, listener: Listener) -> None:
         """Take note of a generation that the ranks which are left of the one before play, as the first of them says."""

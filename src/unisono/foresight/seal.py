@@ -88,6 +88,8 @@ class RunFacts:
     """Name in the machine file; empty where the first steps were measured instead."""
     machine_digest: str = ""
     """SHA-256 of the machine file."""
+    settings: str = ""
+    """Hash of the other keys of the recipe that change a step's time; empty where an older release has not told."""
 
 
 @dataclass(frozen=True)

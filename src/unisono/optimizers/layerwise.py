@@ -32,12 +32,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unisono.errors import UsageError
+
 State = dict[str, Any]
 """State of an optimizer for a parameter, or options of a group, by name."""
 
 
 class LayerwiseOptimizer(torch.optim.Optimizer):
     """Base of optimizers whose rate is scaled layer by layer. Its methods take a parameter's weights, or a part."""
+
+    def __init__(self, params: Iterable[Any], defaults: State) -> None:
+        """Raise UsageError for options out of their range."""
+        for name, value in defaults.items():
+            if name == "betas" and not all(0 <= beta < 1 for beta in value):
+                raise UsageError(f"betas = {value}, but each has to be at least 0 and below 1")
+            if name != "betas" and not value >= 0:
+                raise UsageError(f"{name} = {value}, but it has to be at least 0")
+        super().__init__(params, defaults)
 
     @abstractmethod
     def direction(self, weights: Tensor, gradient: Tensor, state: State, group: State, layer: bool) -> Tensor:

@@ -61,11 +61,11 @@ def difference(expected: dict[str, Any], hashes: StepHashes) -> str:
     return "the weights, after the same sum of gradients" if expected["weights"] != made["weights"] else ""
 
 
-def recipe_digest(recipe: Recipe) -> str:
-    """Return the hash of the keys of a recipe that change bits."""
+def recipe_digest(recipe: Recipe, without: re.Pattern[str] = WITHOUT_EFFECT) -> str:
+    """Return the hash of a recipe's keys but for those `without`: by default, of those that change bits."""
     values = flat(to_dict(recipe)).items()
     settings = {key: int(value) if isinstance(value, float) and value.is_integer() else value for key, value in values}
-    return _digest(json.dumps({key: settings[key] for key in sorted(settings) if not WITHOUT_EFFECT.fullmatch(key)}))
+    return _digest(json.dumps({key: settings[key] for key in sorted(settings) if not without.fullmatch(key)}))
 
 
 class Chain:

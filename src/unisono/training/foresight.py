@@ -19,6 +19,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -56,6 +57,7 @@ from unisono.processor import HOST, Counters, ProcessorUse, processor_use, read_
 from unisono.step.predict import predict
 from unisono.step.program import UPDATE, Role, Step
 from unisono.tables import as_json
+from unisono.training.chain import recipe_digest
 from unisono.training.planned_run import SampleRecipe, run_on_ranks
 from unisono.training.run_directory import LOG, replace_file
 from unisono.training.trainer import KINDS, SEQUENTIAL_KINDS, Trainer
@@ -65,6 +67,11 @@ if TYPE_CHECKING:
 
 MAX_NUMBERS_KEPT = 1 << 24
 """Largest number of times of steps that are kept for the measurement, over all ranks and kinds: the newest stay."""
+
+WITHOUT_TIME = re.compile(
+    r"name|ranks|training\.(?!virtual_ranks).*|optimizer\.(learning_rate|for_batch|warm_epochs|policy|every|decay|power)"
+)
+"""Keys of a recipe that change no step's time, or that a seal names by themselves."""
 
 
 @dataclass
@@ -174,7 +181,8 @@ class RunForesight:
         training, world = self.run.recipe.training, self.run.world
         steps = training.epochs * steps_of(self.run.feed.samples, training.batch) - done
         names = self.run.recipe.name, self.run.recipe.model.name, self.run.recipe.rule.name
-        return RunFacts(*names, world.size, world.nodes, training.batch, steps)
+        settings = recipe_digest(self.run.recipe, WITHOUT_TIME)
+        return RunFacts(*names, world.size, world.nodes, training.batch, steps, settings=settings)
 
     def _write(self, wall: float, use: ProcessorUse) -> None:
         """Write the measurement, if there is one, and add a run with a seal to the ledger."""
@@ -202,9 +210,9 @@ class RunForesight:
 
 
 def holds(sealed: SealedPrediction, facts: RunFacts) -> bool:
-    """Return True where a prediction is that of the same steps: model, rule, batch, ranks and nodes are equal."""
+    """Return True where a prediction is that of the same steps: batch, ranks, nodes and settings are equal."""
     before = sealed.run
-    return all(getattr(before, key) == getattr(facts, key) for key in ("model", "rule", "batch", "ranks", "nodes"))
+    return all(getattr(before, key) == getattr(facts, key) for key in ("batch", "ranks", "nodes", "settings"))
 
 
 def reason_without_measurement(period: int, skip: int) -> str:

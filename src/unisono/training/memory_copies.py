@@ -13,8 +13,8 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class MemoryCopies:
         first_node = next(ranks for ranks in nodes if 0 in ranks)
         second = next((ranks[0] for ranks in nodes if ranks is not first_node), 0)
         self._folder, self._home, self._world, self._warn, self._without = folder, home, world, warn, without
-        self._first, self._saving = True, 0.0
+        self._first, self._told, self._saving = True, True, 0.0
         self._writes = world.rank in ((0, second) if alike else (0,))
         self._began = time.monotonic()
         self._thread = threading.Thread(name=THREAD)
@@ -76,10 +76,11 @@ class MemoryCopies:
         began = time.monotonic()
         checkpoint = make()
         if self._world.rank == 0:
-            if self._first:
-                line = {"first_step": checkpoint.step, "ranks": self._world.size, "time": time.time()}
-                run_directory.add_line(self._home / run_directory.GENERATIONS, line)
-            (self._home / run_directory.ALIVE).touch()
+            with self._telling():
+                (self._home / run_directory.ALIVE).touch()
+                if self._first:
+                    line = {"first_step": checkpoint.step, "ranks": self._world.size, "time": time.time()}
+                    run_directory.add_line(self._home / run_directory.GENERATIONS, line)
         first, self._first = self._first, False
         self.wait()
         if self._writes:
@@ -96,6 +97,16 @@ class MemoryCopies:
         if self._thread.is_alive():
             self._thread.join()
 
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Within the block, which tells of a copy in the run's folder, warn once where that is full."""
+        try:
+            yield
+        except (OSError, CheckpointError) as error:
+            if self._told:
+                self._warn(f"copies in memory go on, but {self._home} does not tell of them: {error}")
+            self._told = False
+
     def _save(self, checkpoint: Checkpoint) -> None:
         began = time.thread_time()  # of the processor: other processes may have it meanwhile
         try:
@@ -103,7 +114,10 @@ class MemoryCopies:
             save(self._folder, checkpoint, COPIES_KEPT)
             if self._world.rank == 0:
                 alive = self._home / run_directory.ALIVE
-                with temporary_beside(alive) as path:  # not synced: no copy in memory outlives a power cut
+                with (
+                    self._telling(),
+                    temporary_beside(alive) as path,
+                ):  # not synced: no copy in memory outlives a power cut
                     path.write_text(f"{checkpoint.step}")
                     path.replace(alive)
         except CheckpointError as error:

@@ -43,7 +43,15 @@ from unisono.training.foresight import RunForesight
 from unisono.training.memory_copies import MemoryCopies
 from unisono.training.recipe import Recipe, rate_of_step
 from unisono.training.signals import STOPPED, SignalHandlers
-from unisono.training.state import RunPoint, check_change, discard_newer, made_on, resume_run, states_of
+from unisono.training.state import (
+    RunPoint,
+    check_change,
+    describe_change,
+    discard_newer,
+    made_on,
+    resume_run,
+    states_of,
+)
 from unisono.training.trainer import KINDS
 
 if TYPE_CHECKING:
@@ -269,6 +277,7 @@ class TogetherPlayer(EventPlayer):
         self._first, self.losses, self.made = point, LossSum(point.loss), point.step
         run.began -= point.seconds
         notes += run.world.call_on_root(lambda: discard_newer(run.home, point.step, damaged))
+        notes += describe_change(point, run.feed.fingerprint)
         begins = f"{run.home} has no checkpoint yet: the run begins again"
         if point.made_on not in ("", here := made_on()):
             notes.append(f"the run was computed with {point.made_on}, and goes on with {here}")

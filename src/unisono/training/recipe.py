@@ -161,7 +161,7 @@ class ComputeRecipe:
     convolutions: str = choice("autotune", "autotune", "library")
     """Algorithm of convolutions: "autotune", the fastest of each, timed before the first step; "library", PyTorch's,
     as always on an accelerator."""
-    threads: int = number(0, at_least=0)
+    threads: int = number(0, at_least=0, at_most=1024)
     """Threads that compute on each rank; 0: those of its cores, or 1 with virtual ranks, whose bits depend on them."""
     plan: str = ""
     """File with timings of convolutions that several runs share; the run's folder has its own. Empty: none."""
@@ -314,7 +314,8 @@ def read_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
 def read_as(kind: type[AnyRecipe], path: Path, changes: Sequence[str] = ()) -> AnyRecipe:
     """Return the recipe of this kind in a file, with `changes` applied.
 
-    The folder of a network or rule of your own becomes an absolute path, so that a resumed run finds it again.
+    The folder of a network or rule of your own becomes an absolute path, as do those of data and the file of a
+    convolution plan, which are given from the current folder: a resumed run finds them again.
     Raises RecipeError naming the file or the change, the key, and for an unknown key the nearest one.
     """
     try:
@@ -331,7 +332,11 @@ def read_as(kind: type[AnyRecipe], path: Path, changes: Sequence[str] = ()) -> A
             packaged = path.resolve().parent == FOLDER  # nobody's code is beside those
             folder = ((Path.cwd() if packaged else path.parent) / options.folder).resolve()
             recipe = replace(recipe, **{table: replace(options, folder=str(folder))})
-    return recipe
+    pack, files, plan = (
+        place and str(Path(place).absolute()) for place in (recipe.data.pack, recipe.data.files, recipe.compute.plan)
+    )
+    data, compute = replace(recipe.data, pack=pack, files=files), replace(recipe.compute, plan=plan)
+    return replace(recipe, data=data, compute=compute)
 
 
 def parse_recipe(

@@ -8,11 +8,14 @@ Needs neither PyTorch nor MPI.
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 
+from unisono.data.options import DataOptions
 from unisono.data.order import ShuffleOptions, parse_shuffle
 from unisono.data.pack import TRAIN_SAMPLES, train_samples
 from unisono.errors import RecipeError
@@ -21,7 +24,7 @@ from unisono.plan.layer_plan import ParallelPlan, make_plan
 from unisono.rules import RULES, all_options, own_options
 from unisono.rules.asynchronous import has_servers
 from unisono.schedules import check
-from unisono.training.recipe import OWN, AuditRecipe, Recipe, RuleRecipe, make_rule, own_rule
+from unisono.training.recipe import OWN, AuditRecipe, Recipe, RuleRecipe, make_rule, own_rule, rate_at
 from unisono.user_function import is_user_function
 from unisono.wires import EXACT, WIRES
 
@@ -68,6 +71,18 @@ def _about_options(recipe: Recipe) -> Iterator[str]:
         yield (
             f"optimizer.nesterov = true, but optimizer.name = {optimizer.name!r} and optimizer.momentum = "
             f"{optimizer.momentum}: it needs sgd with a momentum above 0"
+        )
+    if optimizer.name == "lamb" and optimizer.momentum >= 1:
+        yield f"optimizer.momentum = {optimizer.momentum}: it is the first beta of lamb, and below 1"
+    epochs = recipe.training.epochs
+    try:  # the last step has the largest power of `decay`
+        rate = rate_at(optimizer, math.nextafter(epochs, 0), epochs, recipe.training.batch)
+    except OverflowError:
+        rate = math.inf
+    if rate == math.inf:
+        yield (
+            f"optimizer.decay = {optimizer.decay}, every {optimizer.every} of {epochs} epochs: the learning rate is "
+            "beyond all numbers at the end; lower optimizer.decay, or raise optimizer.every"
         )
     if not DEVICE.fullmatch(recipe.compute.device):
         yield f'compute.device = {recipe.compute.device!r}; there are "auto", "cpu" and the kinds that PyTorch has'
@@ -132,6 +147,16 @@ def describe_unused(options: RuleRecipe) -> list[str]:
         f"{', '.join(known) or 'no keys of its own'}"
         for key, option in all_options(options.name).items()
         if key not in known and options.options[key] != option.default
+    ]
+
+
+def describe_unused_data(options: DataOptions) -> list[str]:
+    """Return a line for each key that a recipe sets for a pack, but without one: it has no effect."""
+    return [
+        f"data.{each.name} = {held!r} has no effect with data.name = {options.name!r}: it is for a data.pack"
+        for each in fields(options)
+        if not options.pack and each.name not in ("name", "shuffle")
+        if (held := getattr(options, each.name)) != each.default
     ]
 
 

@@ -58,7 +58,7 @@ from unisono.training.measures import last_line, result_metrics, result_rows
 from unisono.training.player import EventPlayer, TogetherPlayer
 from unisono.training.progress import ProgressDisplay
 from unisono.training.recipe import AuditRecipe, Recipe, make_rule, own_rule, threads_of
-from unisono.training.recipe_check import check_run, describe_unused, describe_wire, plan_of
+from unisono.training.recipe_check import check_run, describe_unused, describe_unused_data, describe_wire, plan_of
 from unisono.training.run_directory import RunLock, report_if_finished
 from unisono.training.signals import STOPPED
 from unisono.training.state import check_alike
@@ -234,7 +234,7 @@ def make_parts(
     if recipe.training.virtual_ranks:
         check_alike(world, recipe.training.virtual_ranks)
     lines += [*describe_precision(recipe, world, device), *describe_unused(recipe.rule)]
-    lines += describe_wire(recipe, world.nodes)
+    lines += [*describe_unused_data(recipe.data), *describe_wire(recipe, world.nodes)]
     observe = None if timeline is None else timeline.add
     feed = make_feed(recipe, world, share, rule, observe, device)
     layers = plan_of(recipe, world.size)

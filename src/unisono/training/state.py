@@ -261,3 +261,11 @@ def check_change(before: Recipe, now: Recipe, point: RunPoint, data: str) -> Non
                 f"{table}.{key} = {new}, but the run stopped {point.done} steps into an epoch with {old}; "
                 "change it at the end of an epoch"
             )
+
+
+def describe_change(point: RunPoint, data: str) -> list[str]:
+    """Return a line where a run resumed at `point` goes on with other data: `data` is their fingerprint."""
+    before, now = (", ".join(fingerprint.split(", ")[:2]) for fingerprint in (point.data, data))  # without their order
+    if not point.data or is_same_data(before, now):
+        return []
+    return [f"the run was trained on other data ({before}) than it goes on with ({now})"]

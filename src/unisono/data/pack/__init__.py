@@ -31,7 +31,8 @@ def split_folder(folder: Path, names: Sequence[str]) -> Path:
             return folder / name
     missing = "" if folder.is_dir() else "there is no such folder; "
     raise PackError(
-        f"{folder} has no pack named {' or '.join(names)}: {missing}create it with unisono pack SOURCE {folder}"
+        f"{folder} has no pack named {' or '.join(names)}: {missing}create it with unisono pack SOURCE {folder}, or "
+        "name another folder: --set data.pack=FOLDER"
     )
 
 
