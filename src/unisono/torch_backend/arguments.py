@@ -37,6 +37,8 @@ class Reduction(NamedTuple):
     """Factor by which each rank first multiplies its tensor, a number or a tensor; None for none."""
     average: bool = False
     """True if the sum is divided by the number of ranks."""
+    label: str = ""
+    """The step before or after the exchange in words, which ranks compare; empty for none."""
 
     def before(self, tensor: torch.Tensor, copy: bool) -> torch.Tensor:
         """Return the input of the exchange: `tensor` itself, or with `copy` never the same memory if it is changed."""
@@ -56,7 +58,7 @@ class Reduction(NamedTuple):
 
 REDUCTIONS = {
     Kind.SUM: Reduction("sum"),
-    Kind.AVG: Reduction("sum", average=True),
+    Kind.AVG: Reduction("sum", average=True, label=" averaged"),
     Kind.PRODUCT: Reduction("product"),
     Kind.MIN: Reduction("minimum"),
     Kind.MAX: Reduction("maximum"),
@@ -71,7 +73,7 @@ def reduction_of(op: Any) -> Reduction:
     """Return the reduction for PyTorch's `op`. Raises TensorError for an unknown one."""
     kind = getattr(op, "op", op)
     if kind == Kind.PREMUL_SUM:
-        return Reduction("sum", op.factor)
+        return Reduction("sum", op.factor, label=" with factors")
     if kind not in REDUCTIONS:
         known = ", ".join(reduction.name for reduction in (*REDUCTIONS, Kind.PREMUL_SUM))
         raise TensorError(f"cannot reduce by {kind}; there are {known}")
