@@ -224,14 +224,15 @@ def allreduce_sparse(group: Group, tensor: torch.Tensor, reduction: Reduction) -
     with Checks(group, "all_reduce"):
         if reduction.op != "sum" or tensor.layout is not torch.sparse_coo:
             raise TensorError(f"rank {group.rank}: a {tensor.layout} tensor can only be summed, and only as sparse COO")
-    source = reduction.before(tensor.detach(), copy=True).coalesce()
-    counts = torch.empty(group.size, dtype=torch.int64, device="cpu")
-    all_gather(group, torch.tensor([source._nnz()], device="cpu"), counts)
-    lengths = counts.tolist()
-    indices = [source.indices().new_empty(source.indices().shape[0], length) for length in lengths]
-    values = [source.values().new_empty(length, *source.values().shape[1:]) for length in lengths]
-    all_gather_v(group, source.indices(), indices)
-    all_gather_v(group, source.values(), values)
+    with group.labelled(f" of {tuple(tensor.shape)}, sparse in {tensor.sparse_dim()} dimensions{reduction.label}"):
+        source = reduction.before(tensor.detach(), copy=True).coalesce()
+        counts = torch.empty(group.size, dtype=torch.int64, device="cpu")
+        all_gather(group, torch.tensor([source._nnz()], device="cpu"), counts)
+        lengths = counts.tolist()
+        indices = [source.indices().new_empty(source.indices().shape[0], length) for length in lengths]
+        values = [source.values().new_empty(length, *source.values().shape[1:]) for length in lengths]
+        all_gather_v(group, source.indices(), indices)
+        all_gather_v(group, source.values(), values)
     total = torch.sparse_coo_tensor(torch.cat(indices, 1), torch.cat(values), tensor.shape).coalesce()
     reduction.after(total, group.size)
     with torch.no_grad():

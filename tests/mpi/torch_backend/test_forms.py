@@ -433,6 +433,13 @@ def test_an_error_of_one_rank_reaches_all(find_place: Callable[[], Place]) -> No
     dist.barrier()
 
 
+def sparse(rows: int, columns: int, dimensions: int = 1) -> torch.Tensor:
+    """A sparse tensor with elements in its last row, and indices of that many dimensions."""
+    dense = torch.zeros(rows, columns)
+    dense[-1] = 1
+    return dense.to_sparse(dimensions)
+
+
 SUM, AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 
 DIFFERING: dict[str, Callable[[Place, bool], object]] = {
@@ -444,6 +451,9 @@ DIFFERING: dict[str, Callable[[Place, bool], object]] = {
     "reduce_scatter": lambda at, first: dist.reduce_scatter_single(
         torch.ones(2), torch.ones(2 * at.size), SUM if first else AVG, at.group
     ),
+    "sparse, shape": lambda at, first: dist.all_reduce(sparse(9 if first else 5, 4), SUM, at.group),
+    "sparse, dimensions": lambda at, first: dist.all_reduce(sparse(4, 4, 2 if first else 1), SUM, at.group),
+    "sparse, averaged": lambda at, first: dist.all_reduce(sparse(4, 4), SUM if first else AVG, at.group),
 }
 """Operations of which rank 0 makes another one than the others."""
 
