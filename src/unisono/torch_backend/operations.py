@@ -118,7 +118,8 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
         """Reduce several tensors over all ranks, in place; those of one dtype are exchanged as one."""
         with Checks(self._group, "allreduce_coalesced"):
             check_memory(self._group, "allreduce_coalesced", tensors)
-        together(tensors, partial(self._reduce_all, reduction=_reduction(opts)))
+        with self._group.labelled(f" of tensors of {[tensor.numel() for tensor in tensors]} elements"):
+            together(tensors, partial(self._reduce_all, reduction=_reduction(opts)))
 
     @collective("broadcast")
     def broadcast(self, tensors: Tensors, opts: Any = None) -> None:

@@ -451,6 +451,9 @@ DIFFERING: dict[str, Callable[[Place, bool], object]] = {
     "reduce_scatter": lambda at, first: dist.reduce_scatter_single(
         torch.ones(2), torch.ones(2 * at.size), SUM if first else AVG, at.group
     ),
+    "coalesced": lambda at, first: at.group.allreduce_coalesced(
+        [torch.ones(2), torch.ones(4)] if first else [torch.ones(4), torch.ones(2)]
+    ).wait(),
     "sparse, shape": lambda at, first: dist.all_reduce(sparse(9 if first else 5, 4), SUM, at.group),
     "sparse, dimensions": lambda at, first: dist.all_reduce(sparse(4, 4, 2 if first else 1), SUM, at.group),
     "sparse, averaged": lambda at, first: dist.all_reduce(sparse(4, 4), SUM if first else AVG, at.group),
