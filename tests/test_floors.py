@@ -67,7 +67,7 @@ MAX_LINES = {
     "step": 2_850,
     "tensor_parallel": 1_031,
     "testing": 1_685,
-    "torch_backend": 2_112,
+    "torch_backend": 2_130,
     "training": 7_389,
     "transports": 3_122,
     "view": 984,

@@ -27,6 +27,9 @@ from unisono.torch_backend.pytorch import ReduceOp, c10d
 
 Kind = ReduceOp.RedOpType
 
+UNDIVIDED = (torch.bool, torch.uint16, torch.uint32, torch.uint64)
+"""Dtypes with sums, but without averages."""
+
 
 class Reduction(NamedTuple):
     """Reduction of PyTorch, as steps before, in and after the exchange."""
@@ -39,6 +42,12 @@ class Reduction(NamedTuple):
     """True if the sum is divided by the number of ranks."""
     label: str = ""
     """The step before or after the exchange in words, which ranks compare; empty for none."""
+
+    def check(self, group: Group, tensor: torch.Tensor) -> None:
+        """Raise TensorError for an average of a dtype that PyTorch does not divide."""
+        if self.average and tensor.dtype in UNDIVIDED:
+            name = name_of(tensor.dtype)
+            raise TensorError(f"rank {group.rank}: a tensor of {name} cannot be averaged; sum it, or convert it before")
 
     def before(self, tensor: torch.Tensor, copy: bool) -> torch.Tensor:
         """Return the input of the exchange: `tensor` itself, or with `copy` never the same memory if it is changed."""
@@ -224,6 +233,7 @@ def allreduce_sparse(group: Group, tensor: torch.Tensor, reduction: Reduction) -
     with Checks(group, "all_reduce"):
         if reduction.op != "sum" or tensor.layout is not torch.sparse_coo:
             raise TensorError(f"rank {group.rank}: a {tensor.layout} tensor can only be summed, and only as sparse COO")
+        reduction.check(group, tensor)
     with group.labelled(f" of {tuple(tensor.shape)}, sparse in {tensor.sparse_dim()} dimensions{reduction.label}"):
         source = reduction.before(tensor.detach(), copy=True).coalesce()
         counts = torch.empty(group.size, dtype=torch.int64, device="cpu")

@@ -116,10 +116,13 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
     @collective("all_reduce_coalesced")
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> None:
         """Reduce several tensors over all ranks, in place; those of one dtype are exchanged as one."""
+        reduction = _reduction(opts)
         with Checks(self._group, "allreduce_coalesced"):
             check_memory(self._group, "allreduce_coalesced", tensors)
+            for tensor in tensors:
+                reduction.check(self._group, tensor)
         with self._group.labelled(f" of tensors of {[tensor.numel() for tensor in tensors]} elements"):
-            together(tensors, partial(self._reduce_all, reduction=_reduction(opts)))
+            together(tensors, partial(self._reduce_all, reduction=reduction))
 
     @collective("broadcast")
     def broadcast(self, tensors: Tensors, opts: Any = None) -> None:
@@ -131,6 +134,8 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
     def reduce(self, tensors: Tensors, opts: Any = None) -> None:
         """Reduce a tensor over all ranks into the root's, in place."""
         reduction, root, tensor = _reduction(opts), _root(opts), tensors[0].detach()
+        with Checks(self._group, "reduce"):
+            reduction.check(self._group, tensor)
         source = reduction.before(tensor, copy=True)
         with self._group.labelled(reduction.label):
             if self.options.wire == EXACT:
@@ -150,6 +155,7 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
         with self._group.labelled(reduction.label):
             with Checks(self._group, "all_reduce"):
                 check_output(self._group, tensor, "all_reduce")
+                reduction.check(self._group, tensor)
             reduction.before(tensor, copy=False)
             self._exchange(tensor, reduction)
         reduction.after(tensor, self._group.size)
@@ -254,6 +260,8 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
             self._exchange_parts(out, source, reduction)
             return
         with self._group.labelled(reduction.label):
+            with Checks(self._group, "reduce_scatter"):
+                reduction.check(self._group, source)
             self._exchange_parts(out, reduction.before(source, copy=True), reduction)
         reduction.after(out, self._group.size)
 

@@ -16,6 +16,7 @@ import unisono  # noqa: F401 - registers the backend
 from unisono.errors import BackendError, LaunchError, TensorError, UsageError
 from unisono.placement import place
 from unisono.torch_backend import Options, messages
+from unisono.torch_backend.arguments import UNDIVIDED
 from unisono.torch_backend.process_group import ProcessGroup
 from unisono.world import World
 
@@ -88,6 +89,25 @@ def test_dtypes(dtype: torch.dtype) -> None:
     parts = [torch.zeros(3, dtype=dtype) for _ in range(size())]
     dist.all_gather(parts, torch.tensor([rank(), 1, 0]).to(dtype))
     assert torch.equal(torch.stack(parts), torch.tensor([[r, 1, 0] for r in range(size())]).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", UNDIVIDED)
+def test_dtypes_without_averages_are_refused_before_they_change(dtype: torch.dtype) -> None:
+    group, average = dist.group.WORLD, dist.ReduceOp.AVG
+    together, options = [torch.ones(2), torch.ones(2, dtype=dtype)], dist.distributed_c10d.AllreduceCoalescedOptions()
+    options.reduceOp = average
+    for reduce in [
+        lambda tensor: group.allreduce(tensor, average),
+        lambda tensor: group.reduce(tensor, 0, average),
+        lambda tensor: group.reduce_scatter(tensor, [tensor] * size(), average),
+        lambda tensor: group.allreduce(torch.sparse_coo_tensor([[0, 1]], tensor), average),
+        lambda _: group.allreduce_coalesced(together, options),
+    ]:
+        tensor = torch.ones(2, dtype=dtype)
+        with pytest.raises(BackendError, match=rf"a tensor of {str(dtype)[6:]} cannot be averaged"):
+            reduce(tensor).wait()
+        assert tensor.equal(torch.ones(2, dtype=dtype))
+    assert together[0].equal(torch.ones(2))
 
 
 def test_bits() -> None:
