@@ -155,6 +155,16 @@ class Group:
         if self._memory is not None:
             self._memory.signals.label_calls(label)
 
+    @contextmanager
+    def labelled(self, label: str) -> Iterator[None]:
+        """Add `label` to each call of the block, after the label that the group has."""
+        outer = self.label
+        self.label_calls(outer + label)
+        try:
+            yield
+        finally:
+            self.label_calls(outer)
+
     def find_shared(self, address: int, nbytes: int) -> tuple[str, SharedMemory] | None:
         """Return the location, in words, and the shared memory of the bytes at `address`; None if it is not shared."""
         shared = None if self._memory is None else self._memory.find(address, nbytes)

@@ -27,6 +27,9 @@ from unisono.torch_backend.pytorch import ReduceOp, c10d
 
 Kind = ReduceOp.RedOpType
 
+UNDIVIDED = (torch.bool, torch.uint16, torch.uint32, torch.uint64)
+"""Dtypes with sums, but without averages."""
+
 
 class Reduction(NamedTuple):
     """Reduction of PyTorch, as steps before, in and after the exchange."""
@@ -37,6 +40,14 @@ class Reduction(NamedTuple):
     """Factor by which each rank first multiplies its tensor, a number or a tensor; None for none."""
     average: bool = False
     """True if the sum is divided by the number of ranks."""
+    label: str = ""
+    """The step before or after the exchange in words, which ranks compare; empty for none."""
+
+    def check(self, group: Group, tensor: torch.Tensor) -> None:
+        """Raise TensorError for an average of a dtype that PyTorch does not divide."""
+        if self.average and tensor.dtype in UNDIVIDED:
+            name = name_of(tensor.dtype)
+            raise TensorError(f"rank {group.rank}: a tensor of {name} cannot be averaged; sum it, or convert it before")
 
     def before(self, tensor: torch.Tensor, copy: bool) -> torch.Tensor:
         """Return the input of the exchange: `tensor` itself, or with `copy` never the same memory if it is changed."""
@@ -56,7 +67,7 @@ class Reduction(NamedTuple):
 
 REDUCTIONS = {
     Kind.SUM: Reduction("sum"),
-    Kind.AVG: Reduction("sum", average=True),
+    Kind.AVG: Reduction("sum", average=True, label=" averaged"),
     Kind.PRODUCT: Reduction("product"),
     Kind.MIN: Reduction("minimum"),
     Kind.MAX: Reduction("maximum"),
@@ -71,7 +82,7 @@ def reduction_of(op: Any) -> Reduction:
     """Return the reduction for PyTorch's `op`. Raises TensorError for an unknown one."""
     kind = getattr(op, "op", op)
     if kind == Kind.PREMUL_SUM:
-        return Reduction("sum", op.factor)
+        return Reduction("sum", op.factor, label=" with factors")
     if kind not in REDUCTIONS:
         known = ", ".join(reduction.name for reduction in (*REDUCTIONS, Kind.PREMUL_SUM))
         raise TensorError(f"cannot reduce by {kind}; there are {known}")
@@ -222,14 +233,16 @@ def allreduce_sparse(group: Group, tensor: torch.Tensor, reduction: Reduction) -
     with Checks(group, "all_reduce"):
         if reduction.op != "sum" or tensor.layout is not torch.sparse_coo:
             raise TensorError(f"rank {group.rank}: a {tensor.layout} tensor can only be summed, and only as sparse COO")
-    source = reduction.before(tensor.detach(), copy=True).coalesce()
-    counts = torch.empty(group.size, dtype=torch.int64, device="cpu")
-    all_gather(group, torch.tensor([source._nnz()], device="cpu"), counts)
-    lengths = counts.tolist()
-    indices = [source.indices().new_empty(source.indices().shape[0], length) for length in lengths]
-    values = [source.values().new_empty(length, *source.values().shape[1:]) for length in lengths]
-    all_gather_v(group, source.indices(), indices)
-    all_gather_v(group, source.values(), values)
+        reduction.check(group, tensor)
+    with group.labelled(f" of {tuple(tensor.shape)}, sparse in {tensor.sparse_dim()} dimensions{reduction.label}"):
+        source = reduction.before(tensor.detach(), copy=True).coalesce()
+        counts = torch.empty(group.size, dtype=torch.int64, device="cpu")
+        all_gather(group, torch.tensor([source._nnz()], device="cpu"), counts)
+        lengths = counts.tolist()
+        indices = [source.indices().new_empty(source.indices().shape[0], length) for length in lengths]
+        values = [source.values().new_empty(length, *source.values().shape[1:]) for length in lengths]
+        all_gather_v(group, source.indices(), indices)
+        all_gather_v(group, source.values(), values)
     total = torch.sparse_coo_tensor(torch.cat(indices, 1), torch.cat(values), tensor.shape).coalesce()
     reduction.after(total, group.size)
     with torch.no_grad():

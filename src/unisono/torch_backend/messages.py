@@ -90,7 +90,10 @@ class Message(Work):
                 f"{self._description}: received {received} bytes, but the tensor has {self._buffer.nbytes}"
             )
         if self._buffer is not self._tensor:
-            copy_behind(self._tensor, self._buffer, self._computed)
+            try:
+                copy_behind(self._tensor.detach(), self._buffer, self._computed)  # an inference tensor's alias is none
+            except RuntimeError as error:  # of the tensor or its device: this work's alone
+                raise BackendError(f"{self._description}: {error}") from error
 
     def _check(self) -> None:
         queue = self._messages.queue

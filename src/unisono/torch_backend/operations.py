@@ -116,9 +116,13 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
     @collective("all_reduce_coalesced")
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> None:
         """Reduce several tensors over all ranks, in place; those of one dtype are exchanged as one."""
+        reduction = _reduction(opts)
         with Checks(self._group, "allreduce_coalesced"):
             check_memory(self._group, "allreduce_coalesced", tensors)
-        together(tensors, partial(self._reduce_all, reduction=_reduction(opts)))
+            for tensor in tensors:
+                reduction.check(self._group, tensor)
+        with self._group.labelled(f" of tensors of {[tensor.numel() for tensor in tensors]} elements"):
+            together(tensors, partial(self._reduce_all, reduction=reduction))
 
     @collective("broadcast")
     def broadcast(self, tensors: Tensors, opts: Any = None) -> None:
@@ -130,11 +134,14 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
     def reduce(self, tensors: Tensors, opts: Any = None) -> None:
         """Reduce a tensor over all ranks into the root's, in place."""
         reduction, root, tensor = _reduction(opts), _root(opts), tensors[0].detach()
+        with Checks(self._group, "reduce"):
+            reduction.check(self._group, tensor)
         source = reduction.before(tensor, copy=True)
-        if self.options.wire == EXACT:
-            source = allreduce(self._group, source.clone(), "auto", EXACT, reduction.op)
-        else:
-            reduce(self._group, source, root, reduction.op)
+        with self._group.labelled(reduction.label):
+            if self.options.wire == EXACT:
+                source = allreduce(self._group, source.clone(), "auto", EXACT, reduction.op)
+            else:
+                reduce(self._group, source, root, reduction.op)
         if self._group.rank == root:
             reduction.after(source, self._group.size)
             if source is not tensor:
@@ -142,16 +149,23 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
 
     def _reduce_all(self, tensor: torch.Tensor, reduction: Reduction) -> None:
         tensor = tensor.detach()
-        if reduction.factor is not None:
+        if not reduction.label:
+            self._exchange(tensor, reduction)
+            return
+        with self._group.labelled(reduction.label):
             with Checks(self._group, "all_reduce"):
                 check_output(self._group, tensor, "all_reduce")
+                reduction.check(self._group, tensor)
             reduction.before(tensor, copy=False)
+            self._exchange(tensor, reduction)
+        reduction.after(tensor, self._group.size)
+
+    def _exchange(self, tensor: torch.Tensor, reduction: Reduction) -> None:
         wire = self._wire(tensor, reduction)
         try:
             allreduce(self._group, tensor, "auto", wire, reduction.op)
         except PlaceMismatchError:  # raised on all ranks: one has joined early, and gives zeros instead of its bucket
             tensor.copy_(allreduce(self._group, tensor.clone(), "auto", wire, reduction.op))
-        reduction.after(tensor, self._group.size)
 
     def _is_direct(self, *tensors: torch.Tensor) -> bool:
         """Return True where the MPI library moves the memory of a device, in which these tensors lie."""
@@ -241,12 +255,21 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
             check_memory(self._group, name, outputs, inputs, pairs, lambda *_: True)  # each pair is looked at later
 
     def _reduce_part(self, output: torch.Tensor, tensor: torch.Tensor, reduction: Reduction) -> None:
-        source, out = reduction.before(tensor.detach(), copy=True), output.detach()
+        source, out = tensor.detach(), output.detach()
+        if not reduction.label:
+            self._exchange_parts(out, source, reduction)
+            return
+        with self._group.labelled(reduction.label):
+            with Checks(self._group, "reduce_scatter"):
+                reduction.check(self._group, source)
+            self._exchange_parts(out, reduction.before(source, copy=True), reduction)
+        reduction.after(out, self._group.size)
+
+    def _exchange_parts(self, out: torch.Tensor, source: torch.Tensor, reduction: Reduction) -> None:
         if self._is_direct(source, out) and is_direct(self._group, source, reduction.op, None):
             reduce_scatter_direct(self._group, source, out, reduction.op)
         else:
             reduce_scatter(self._group, source, "auto", self._wire(source, reduction), reduction.op, out)
-        reduction.after(out, self._group.size)
 
     @collective("all_to_all")
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> None:  # noqa: ARG002

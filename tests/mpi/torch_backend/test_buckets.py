@@ -269,7 +269,16 @@ def test_the_variable_of_pytorch_leaves_buckets_in_ordinary_memory(monkeypatch: 
     before = mappings()
     monkeypatch.setenv("DDP_DISABLE_COMM_MEM", "1")
     model = DistributedDataParallel(network())
+
+    def resize(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        bucket.buffer().resize_(bucket.buffer().numel() + 1)
+        bucket.buffer().resize_(bucket.buffer().numel() - 1)
+        return allreduce_hook(dist.group.WORLD, bucket)
+
+    resize.__annotations__.clear()
+    model.register_comm_hook(None, resize)  # type: ignore[arg-type]
     backward(model, 0)
+    torch.testing.assert_close(gradients(model), expected(dist.get_world_size()))
     assert mappings() == before
 
 

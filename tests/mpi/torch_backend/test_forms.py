@@ -433,6 +433,44 @@ def test_an_error_of_one_rank_reaches_all(find_place: Callable[[], Place]) -> No
     dist.barrier()
 
 
+def sparse(rows: int, columns: int, dimensions: int = 1) -> torch.Tensor:
+    """A sparse tensor with elements in its last row, and indices of that many dimensions."""
+    dense = torch.zeros(rows, columns)
+    dense[-1] = 1
+    return dense.to_sparse(dimensions)
+
+
+SUM, AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
+
+DIFFERING: dict[str, Callable[[Place, bool], object]] = {
+    "all_reduce, averaged": lambda at, first: dist.all_reduce(torch.ones(2), SUM if first else AVG, at.group),
+    "all_reduce, factors": lambda at, first: dist.all_reduce(
+        torch.ones(2), SUM if first else dist._make_nccl_premul_sum(2.0), at.group
+    ),
+    "reduce": lambda at, first: dist.reduce(torch.ones(2), 0, SUM if first else AVG, at.group),
+    "reduce_scatter": lambda at, first: dist.reduce_scatter_single(
+        torch.ones(2), torch.ones(2 * at.size), SUM if first else AVG, at.group
+    ),
+    "coalesced": lambda at, first: at.group.allreduce_coalesced(
+        [torch.ones(2), torch.ones(4)] if first else [torch.ones(4), torch.ones(2)]
+    ).wait(),
+    "sparse, shape": lambda at, first: dist.all_reduce(sparse(9 if first else 5, 4), SUM, at.group),
+    "sparse, dimensions": lambda at, first: dist.all_reduce(sparse(4, 4, 2 if first else 1), SUM, at.group),
+    "sparse, averaged": lambda at, first: dist.all_reduce(sparse(4, 4), SUM if first else AVG, at.group),
+}
+"""Operations of which rank 0 makes another one than the others."""
+
+
+@pytest.mark.parametrize("name", DIFFERING)
+def test_every_rank_raises_where_reductions_differ(name: str, differing: None, find_place: Callable[[], Place]) -> None:
+    at = find_place()
+    if at.size == 1:
+        pytest.skip("one rank agrees with itself")
+    with pytest.raises(BackendError) as reported:
+        DIFFERING[name](at, at.me == 0)
+    assert isinstance(reported.value.__cause__, MismatchError)
+
+
 def test_one_rank_s_negative_bit(find_place: Callable[[], Place]) -> None:
     at = find_place()
     for op, result in {"sum": at.size - 4.0, "maximum": 1.0 if at.size > 1 else -3.0}.items():

@@ -15,7 +15,8 @@ import torch.distributed as dist
 import unisono  # noqa: F401 - registers the backend
 from unisono.errors import BackendError, LaunchError, TensorError, UsageError
 from unisono.placement import place
-from unisono.torch_backend import Options
+from unisono.torch_backend import Options, messages
+from unisono.torch_backend.arguments import UNDIVIDED
 from unisono.torch_backend.process_group import ProcessGroup
 from unisono.world import World
 
@@ -88,6 +89,25 @@ def test_dtypes(dtype: torch.dtype) -> None:
     parts = [torch.zeros(3, dtype=dtype) for _ in range(size())]
     dist.all_gather(parts, torch.tensor([rank(), 1, 0]).to(dtype))
     assert torch.equal(torch.stack(parts), torch.tensor([[r, 1, 0] for r in range(size())]).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", UNDIVIDED)
+def test_dtypes_without_averages_are_refused_before_they_change(dtype: torch.dtype) -> None:
+    group, average = dist.group.WORLD, dist.ReduceOp.AVG
+    together, options = [torch.ones(2), torch.ones(2, dtype=dtype)], dist.distributed_c10d.AllreduceCoalescedOptions()
+    options.reduceOp = average
+    for reduce in [
+        lambda tensor: group.allreduce(tensor, average),
+        lambda tensor: group.reduce(tensor, 0, average),
+        lambda tensor: group.reduce_scatter(tensor, [tensor] * size(), average),
+        lambda tensor: group.allreduce(torch.sparse_coo_tensor([[0, 1]], tensor), average),
+        lambda _: group.allreduce_coalesced(together, options),
+    ]:
+        tensor = torch.ones(2, dtype=dtype)
+        with pytest.raises(BackendError, match=rf"a tensor of {str(dtype)[6:]} cannot be averaged"):
+            reduce(tensor).wait()
+        assert tensor.equal(torch.ones(2, dtype=dtype))
+    assert together[0].equal(torch.ones(2))
 
 
 def test_bits() -> None:
@@ -266,6 +286,36 @@ def test_a_message_that_does_not_fit() -> None:
         with pytest.raises(RuntimeError, match="recv from rank 0"):
             dist.recv(torch.ones(2), 0)
     dist.barrier()
+
+
+def received_in_background() -> tuple[Any, torch.Tensor]:
+    """A receive that nobody waits for, of a tensor that is not contiguous, and the tensor."""
+    tensor = torch.zeros(4, 4).t()
+    work: Any = dist.irecv(tensor, (rank() - 1) % size())
+    dist.barrier()
+    dist.send(torch.full((4, 4), float(rank())), (rank() + 1) % size())
+    end = time.monotonic() + 20
+    while not work.is_completed() and time.monotonic() < end:
+        time.sleep(1e-3)
+    return work, tensor
+
+
+def test_the_background_fills_inference_tensors_and_keeps_errors_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    if size() == 1:
+        pytest.skip("one rank has nobody to write to")
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(messages, "copy_behind", fail)
+        work, _ = received_in_background()
+    with pytest.raises(BackendError, match=r"recv from rank .*CUDA error: an illegal"):
+        work.wait()
+    with torch.inference_mode():
+        work, tensor = received_in_background()
+    work.wait()
+    assert tensor.eq((rank() - 1) % size()).all()
 
 
 def test_futures_give_tensors_and_callbacks_may_wait() -> None:
