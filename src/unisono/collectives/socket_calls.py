@@ -51,6 +51,10 @@ PIECES_PER_RANK, MAX_PIECES, MIN_PIECE_BYTES = 16, 256, 8 << 10
 MAX_TREE_BYTES = 2 << 10
 """Largest payload in bytes whose time is that of its messages, not that of its bytes."""
 
+MAX_FLAT_BYTES = 8 << 10
+"""Most bytes that a rank sends to all others for the sake of few rounds: a link of 1 Gbit/s takes 65 us for them, the
+rounds of a tree that they save take some 20 us each."""
+
 MAX_HANDED_ON_BYTES = 256
 """Largest chunk in bytes that an all_to_all hands on, so that it takes few messages."""
 
@@ -93,7 +97,7 @@ def schedule_for(collective: str, nbytes: int, ranks: int, few_rounds: bool = Fa
         return "circulant" if short and nbytes <= MAX_HANDED_ON_BYTES * ranks and not few_rounds else "direct"
     if nbytes > MAX_SHORT_BYTES:
         return CHAIN
-    if collective == "allreduce" and few_rounds and nbytes * (ranks - 1) <= MAX_TREE_BYTES:
+    if collective == "allreduce" and few_rounds and nbytes * (ranks - 1) <= MAX_FLAT_BYTES:
         return "flat"
     if collective in ("broadcast", "reduce") and short:
         return "tree/binary"
