@@ -186,8 +186,8 @@ class ModelReplica:
             for index in self.memory.place(key).parameters:
                 self._unset_parts[index] -= 1
                 if not self._unset_parts[index] and not self.discarded:
-                    view = self.memory.views[index] if self._has_gradient[index] else None
-                    self.memory.parameters[index].grad = view
+                    own = self.memory.views[index].data  # not the view: `.grad.data = ...` turns it to other memory
+                    self.memory.parameters[index].grad = own if self._has_gradient[index] else None
 
     def sum_squares(self, world: World) -> None:
         parts, parameters = self.memory.parts, self.memory.parameters
