@@ -104,8 +104,8 @@ class Buffers:
     def unpack(self) -> None:
         """Copy the received values to the buffers. Autograd sees it: a graph that needs the old values raises an error.
 
-        Norms are excepted: in training their backward pass does not read the running means, and several graphs of one
-        norm are common. In eval mode they do not change.
+        Norms are excepted, as several graphs of one are common. A graph of eval mode reads the running means: where a
+        graph has kept a buffer, that stays as it is, and the norm gets another.
         """
         norms = list[tuple[torch.Tensor, torch.Tensor]]()
         with torch.no_grad():
@@ -113,12 +113,16 @@ class Buffers:
                 self._values.copy_(self.flat[: len(self._values)], non_blocking=True)
                 self._arrived = self._streams.record()
             for slot, present in zip(self.slots, self._flags.tolist(), strict=True):
-                buffer = slot.current()
+                buffer, owner = slot.current(), slot.owner()
                 if not present or buffer is None:
                     continue
-                if isinstance(slot.owner(), _NormBase):
+                if isinstance(owner, _NormBase) and buffer._use_count() == 1:  # type: ignore[attr-defined]
                     norms.append((buffer.data, slot.sent))
-                elif not torch.equal(buffer, slot.sent):
+                elif torch.equal(buffer, slot.sent):
+                    continue
+                elif isinstance(owner, _NormBase):
+                    dict.__setitem__(owner._buffers, slot.name, slot.sent.clone())
+                else:
                     buffer.copy_(slot.sent)
             if norms:
                 torch._foreach_copy_([buffer for buffer, _ in norms], [sent for _, sent in norms])
