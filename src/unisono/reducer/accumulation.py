@@ -93,14 +93,15 @@ class Accumulation:
         return sum(parameter._version for parameter in self._memory.parameters)
 
     def has_gradients(self) -> bool:
-        """Return True where this rank has gradients that no average has set. Zeros count if accumulated."""
+        """Return True where this rank has gradients that no average has set. Zeros count if they were accumulated, or
+        set by the program; not those that were written in place, as by `zero_grad(set_to_none=False)`."""
         return any(
             parameter.grad is not None
             and not isinstance(parameter.grad, ScatteredGradient)
             and (
                 self.accumulated
                 or parameter.grad.is_sparse
-                or (not lies_in(parameter.grad, view) and bool(parameter.grad.any()))
+                or (not lies_in(parameter.grad, view) and (not parameter.grad._version or bool(parameter.grad.any())))
             )
             for parameter, view in zip(self._memory.parameters, self._memory.views, strict=True)
         )
