@@ -333,6 +333,12 @@ class Reducer:
     def _begin(self, absent: bool = False) -> BackwardPass:
         """Begin a pass, when its first gradient is ready, or when the rank has none."""
         self._refuse_capture()
+        if self.programs.virtual is not None and self.control.samples is None:
+            raise UsageError(
+                "virtual ranks: each share of unisono.shares has one backward pass that sums, and this is another: add "
+                "the losses, make all passes of a share but the last under unisono.no_sync(model), and checkpoint "
+                "activations with use_reentrant=False"
+            )
         self.structure.check_pass(self._model())
         if not self.traits.state.differs:
             self.runner.finish_step()  # if the program has left it out, as the other ranks gather weights
