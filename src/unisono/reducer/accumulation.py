@@ -46,9 +46,10 @@ class Accumulation:
         """True where gradients of this rank alone have been, or are being, accumulated."""
         return self.accumulated or not self.averages
 
-    def begin_pass(self) -> None:
-        """Record the weights from which the gradients of a pass are made."""
+    def begin_pass(self) -> int:
+        """Record the weights from which the gradients of a pass are made, and return what `changes` does."""
         self._version_of_pass = self._weights_version()
+        return self._version_of_pass - self._version
 
     def end_average(self) -> None:
         """Record that the gradients of all ranks have been set, for these weights. Raises UsageError where weights have

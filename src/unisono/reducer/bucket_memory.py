@@ -354,6 +354,17 @@ class BucketMemory:
         if self.copies is not None:
             self.copies.join()
 
+    def free_buckets(self) -> None:
+        """Copy the gradients that lie in the buckets, but not where their own place is, as swapped or transposed ones:
+        a pass is about to write there."""
+        storages = {flat.untyped_storage().data_ptr() for flat in self._gradients.values()}
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            gradient = parameter.grad
+            if type(gradient) is not torch.Tensor or gradient.layout is not torch.strided or gradient.is_set_to(view):
+                continue
+            if gradient.untyped_storage().data_ptr() in storages:
+                parameter.grad = gradient.clone()
+
     def place_gradient(self, index: int, gradient: torch.Tensor, weight: float) -> torch.Tensor:
         """Write a gradient, times `weight`, to where it lies in its buckets, and return it there."""
         return torch.mul(gradient, weight, out=self.views[index])
