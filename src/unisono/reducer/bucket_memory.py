@@ -490,6 +490,13 @@ def lies_in(gradient: torch.Tensor | None, view: torch.Tensor) -> bool:
     return gradient.data_ptr() == view.data_ptr()
 
 
+def distinct(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements of a tensor that have memory of their own: `expand` repeats them where the stride is 0."""
+    if tensor.layout is not torch.strided:
+        return tensor
+    return tensor[tuple(slice(None if stride else 1) for stride in tensor.stride())]
+
+
 def _kind(parameter: torch.Tensor) -> tuple[int, torch.dtype]:
     """Return the count and the dtype of the numbers that are sent for a parameter. A complex element is a pair."""
     if parameter.is_complex():

@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from unisono.device import CopyStreams, device_of, host_memory
 from unisono.processor import HOST
+from unisono.reducer.bucket_memory import distinct
 
 ALIGNMENT = 64
 
@@ -123,6 +124,7 @@ class Buffers:
                 elif isinstance(owner, _NormBase):
                     dict.__setitem__(owner._buffers, slot.name, slot.sent.clone())
                 else:
-                    buffer.copy_(slot.sent)
+                    own = distinct(buffer)
+                    own.copy_(slot.sent[tuple(map(slice, own.shape))])
             if norms:
                 torch._foreach_copy_([buffer for buffer, _ in norms], [sent for _, sent in norms])
