@@ -43,7 +43,7 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_265,
+    ".": 3_268,
     "asynchronous": 1_085,
     "bench": 1_555,
     "cli": 2_552,

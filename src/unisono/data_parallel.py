@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from unisono.device import device_of
 from unisono.errors import UsageError
@@ -316,6 +317,8 @@ def prepare(model: torch.nn.Module) -> None:
 
     A parallel model whose parameters have changed since can be made parallel again.
     """
+    if lazy := [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if is_lazy(tensor)]:
+        raise UsageError(f"{lazy[0]} of a lazy module has no shape yet: make one forward pass before unisono.parallel")
     reducer = reducer_of(model)
     parts = (reducer_of(module) for module in model.modules() if module is not model)
     if any(part is not None and part is not reducer for part in parts) or (  # a compiled model shows its attributes

@@ -247,6 +247,15 @@ def test_a_parameter_of_two_models_is_refused_while_both_live(world: World) -> N
     step(unisono.parallel(second, world, CHAIN), world)
 
 
+def test_lazy_modules_are_refused_until_they_have_shapes(world: World) -> None:
+    for lazy, name in ((nn.LazyLinear(3), "weight"), (nn.LazyBatchNorm1d(affine=False), "running_mean")):
+        model = nn.Sequential(nn.Tanh(), lazy)
+        with pytest.raises(UsageError, match=f"1.{name} of a lazy module has no shape yet: make one forward pass"):
+            unisono.parallel(model, world, CHAIN)
+        model(torch.ones(2, 4))
+        unisono.parallel(model, world, CHAIN)
+
+
 class Sparse(nn.Module):
     def __init__(self) -> None:
         super().__init__()
