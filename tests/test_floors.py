@@ -43,7 +43,7 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_268,
+    ".": 3_280,
     "asynchronous": 1_085,
     "bench": 1_555,
     "cli": 2_552,

@@ -242,6 +242,8 @@ def attach(
     if world.size > 1 and not rule.traits.state.differs:
         _refuse_max_norm(model)
     prepare(model)
+    if not rule.traits.state.differs:
+        _refuse_grad_dtype(model)
     if virtual_ranks:
         torch.set_num_threads(threads)
         if rule.exchange.wire is None:
@@ -350,6 +352,16 @@ def _refuse_max_norm(model: torch.nn.Module) -> None:
                 f"{name or 'the model'} has max_norm={module.max_norm:g}: its forward pass scales the rows that this "
                 "rank looks up, so weights of ranks would differ: use max_norm=None, and after each step on all ranks "
                 f"weight.data.renorm_({module.norm_type:g}, 0, {module.max_norm:g})"
+            )
+
+
+def _refuse_grad_dtype(model: torch.nn.Module) -> None:
+    """Raise UsageError for a parameter with gradients of another dtype, as which an average cannot be set."""
+    for name, parameter in zip(*trainable(model), strict=True):
+        if parameter.grad_dtype not in (None, parameter.dtype):
+            raise UsageError(
+                f"parameter {name} of {parameter.dtype} has gradients of {parameter.grad_dtype} (grad_dtype), which "
+                "are averaged in the parameter's own dtype: leave grad_dtype as it is"
             )
 
 
