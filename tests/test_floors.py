@@ -43,7 +43,7 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_278,
+    ".": 3_293,
     "asynchronous": 1_085,
     "bench": 1_555,
     "cli": 2_552,
@@ -61,7 +61,7 @@ MAX_LINES = {
     "optimizers": 518,
     "papers": 663,
     "plan": 3_519,
-    "reducer": 4_068,
+    "reducer": 4_105,
     "rules": 1_195,
     "schedules": 1_692,
     "step": 2_850,

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from unisono.device import device_of
 from unisono.errors import UsageError
@@ -241,6 +242,8 @@ def attach(
     if world.size > 1 and not rule.traits.state.differs:
         _refuse_max_norm(model)
     prepare(model)
+    if not rule.traits.state.differs:
+        _refuse_grad_dtype(model)
     if virtual_ranks:
         torch.set_num_threads(threads)
         if rule.exchange.wire is None:
@@ -316,6 +319,8 @@ def prepare(model: torch.nn.Module) -> None:
 
     A parallel model whose parameters have changed since can be made parallel again.
     """
+    if lazy := [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if is_lazy(tensor)]:
+        raise UsageError(f"{lazy[0]} of a lazy module has no shape yet: make one forward pass before unisono.parallel")
     reducer = reducer_of(model)
     parts = (reducer_of(module) for module in model.modules() if module is not model)
     if any(part is not None and part is not reducer for part in parts) or (  # a compiled model shows its attributes
@@ -347,6 +352,16 @@ def _refuse_max_norm(model: torch.nn.Module) -> None:
                 f"{name or 'the model'} has max_norm={module.max_norm:g}: its forward pass scales the rows that this "
                 "rank looks up, so weights of ranks would differ: use max_norm=None, and after each step on all ranks "
                 f"weight.data.renorm_({module.norm_type:g}, 0, {module.max_norm:g})"
+            )
+
+
+def _refuse_grad_dtype(model: torch.nn.Module) -> None:
+    """Raise UsageError for a parameter with gradients of another dtype, as which an average cannot be set."""
+    for name, parameter in zip(*trainable(model), strict=True):
+        if parameter.grad_dtype not in (None, parameter.dtype):
+            raise UsageError(
+                f"parameter {name} of {parameter.dtype} has gradients of {parameter.grad_dtype} (grad_dtype), which "
+                "are averaged in the parameter's own dtype: leave grad_dtype as it is"
             )
 
 

@@ -48,10 +48,14 @@ def test_averages_and_placeholders_are_not_the_ranks_own_gradients() -> None:
     accumulation.accumulated = True
     assert accumulation.has_gradients()  # added to the average
     accumulation.accumulated = False
+    memory.parameters[1].grad.zero_()
+    assert not accumulation.has_gradients()
     memory.parameters[1].grad = torch.zeros(2)
-    assert not accumulation.has_gradients()  # `zero_grad(set_to_none=False)` has left them
-    memory.parameters[1].grad = torch.ones(2)
+    assert accumulation.has_gradients(), "the program has computed them"
+    memory.parameters[1].grad += 1
     assert accumulation.has_gradients()
+    torch.optim.SGD(memory.parameters, foreach=True).zero_grad(set_to_none=False)
+    assert not accumulation.has_gradients()
 
 
 def summed(memory: BucketMemory) -> Accumulation:

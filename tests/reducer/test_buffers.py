@@ -75,5 +75,21 @@ def test_a_graph_that_needs_the_old_value_raises_and_one_of_a_norm_does_not() ->
     loss.backward()
 
 
+def test_a_graph_of_a_norm_in_eval_mode_has_the_old_value() -> None:
+    source, target = Mixed(1), Mixed(7)
+    inputs = torch.arange(6.0).view(2, 3)
+    (expected,) = torch.autograd.grad(target.eval().norm(inputs).square().sum(), target.norm.weight)
+    loss = target.norm(inputs).square().sum()
+    send(source, target)
+    assert torch.equal(target.norm.running_mean, source.norm.running_mean)
+    loss.backward()
+    assert torch.equal(target.norm.weight.grad, expected)
+    before = target.norm.running_mean
+    source.norm.running_mean.fill_(5)
+    send(source, target)
+    assert target.norm.running_mean is before, "no graph has kept it"
+    assert torch.equal(before, source.norm.running_mean)
+
+
 def test_a_model_without_buffers() -> None:
     assert Buffers(nn.Linear(2, 2)).slots == []

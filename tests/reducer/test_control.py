@@ -176,6 +176,7 @@ def test_samples_add_up_until_the_pass_ends() -> None:
     assert begin(control).message.samples is None
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_the_first_dimension_of_the_last_input_is_sent() -> None:
     control = of()
     assert control.record_input(torch.ones(4, 2))
@@ -184,6 +185,8 @@ def test_the_first_dimension_of_the_last_input_is_sent() -> None:
     control.end_pass()
     assert control.record_input(torch.tensor(1.0))
     assert begin(control).message.first_dimension == 1
+    control.record_input(torch.nested.nested_tensor([torch.ones(1, 2), torch.ones(4, 2)]))
+    assert begin(control).message.first_dimension == 2
 
 
 def test_weights_that_are_expected_leave_no_trace_in_bits() -> None:

@@ -58,13 +58,16 @@ def test_added_replaced_or_unfrozen_parameters_are_named() -> None:
         assert structure.differs(model)
 
 
-def test_a_model_that_is_converted_later_is_refused() -> None:
+def test_a_model_that_is_converted_or_resized_later_is_refused() -> None:
     model = nn.Linear(2, 2)
     structure = Structure(model)
     model.double()
-    with pytest.raises(UsageError, match=r"parameter weight is torch.float64, and was torch.float32 when .*: convert"):
+    with pytest.raises(UsageError, match=r"weight is \(2, 2\) of torch.float64, and was .*: convert or resize"):
         structure.check_pass(model)
     structure.check(model.float())
+    model.weight.data = torch.zeros(3, 2)
+    with pytest.raises(UsageError, match=r"weight is \(3, 2\) of torch.float32, and was \(2, 2\) of"):
+        structure.check(model)
 
 
 def test_frozen_or_removed_parameters_are_accepted() -> None:

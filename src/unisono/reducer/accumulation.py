@@ -46,9 +46,10 @@ class Accumulation:
         """True where gradients of this rank alone have been, or are being, accumulated."""
         return self.accumulated or not self.averages
 
-    def begin_pass(self) -> None:
-        """Record the weights from which the gradients of a pass are made."""
+    def begin_pass(self) -> int:
+        """Record the weights from which the gradients of a pass are made, and return what `changes` does."""
         self._version_of_pass = self._weights_version()
+        return self._version_of_pass - self._version
 
     def end_average(self) -> None:
         """Record that the gradients of all ranks have been set, for these weights. Raises UsageError where weights have
@@ -93,14 +94,15 @@ class Accumulation:
         return sum(parameter._version for parameter in self._memory.parameters)
 
     def has_gradients(self) -> bool:
-        """Return True where this rank has gradients that no average has set. Zeros count if accumulated."""
+        """Return True where this rank has gradients that no average has set. Zeros count if they were accumulated, or
+        set by the program; not those that were written in place, as by `zero_grad(set_to_none=False)`."""
         return any(
             parameter.grad is not None
             and not isinstance(parameter.grad, ScatteredGradient)
             and (
                 self.accumulated
                 or parameter.grad.is_sparse
-                or (not lies_in(parameter.grad, view) and bool(parameter.grad.any()))
+                or (not lies_in(parameter.grad, view) and (not parameter.grad._version or bool(parameter.grad.any())))
             )
             for parameter, view in zip(self._memory.parameters, self._memory.views, strict=True)
         )

@@ -267,7 +267,7 @@ class BucketMemory:
             )
         ]
         for index, average in averages.items():
-            self.parameters[index].grad = self.views[index].copy_(average)
+            self.parameters[index].grad = self.views[index].copy_(average).data
         self._pieces = [[self._piece_of(index, place) for index in place.parameters] for place in self._places]
 
     def plan(self, order: Sequence[int], largest: int, end_ratio: int = 1) -> list[Bucket]:
@@ -353,6 +353,17 @@ class BucketMemory:
         """Let the program's computing wait for all that has come from the host."""
         if self.copies is not None:
             self.copies.join()
+
+    def free_buckets(self) -> None:
+        """Copy the gradients that lie in the buckets, but not where their own place is, as swapped or transposed ones:
+        a pass is about to write there."""
+        storages = {flat.untyped_storage().data_ptr() for flat in self._gradients.values()}
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            gradient = parameter.grad
+            if type(gradient) is not torch.Tensor or gradient.layout is not torch.strided or gradient.is_set_to(view):
+                continue
+            if gradient.untyped_storage().data_ptr() in storages:
+                parameter.grad = gradient.clone()
 
     def place_gradient(self, index: int, gradient: torch.Tensor, weight: float) -> torch.Tensor:
         """Write a gradient, times `weight`, to where it lies in its buckets, and return it there."""
@@ -477,6 +488,13 @@ def lies_in(gradient: torch.Tensor | None, view: torch.Tensor) -> bool:
     if gradient is None or gradient.layout is not torch.strided or gradient.device != view.device:
         return False
     return gradient.data_ptr() == view.data_ptr()
+
+
+def distinct(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements of a tensor that have memory of their own: `expand` repeats them where the stride is 0."""
+    if tensor.layout is not torch.strided:
+        return tensor
+    return tensor[tuple(slice(None if stride else 1) for stride in tensor.stride())]
 
 
 def _kind(parameter: torch.Tensor) -> tuple[int, torch.dtype]:

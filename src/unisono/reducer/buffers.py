@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from unisono.device import CopyStreams, device_of, host_memory
 from unisono.processor import HOST
+from unisono.reducer.bucket_memory import distinct
 
 ALIGNMENT = 64
 
@@ -104,8 +105,8 @@ class Buffers:
     def unpack(self) -> None:
         """Copy the received values to the buffers. Autograd sees it: a graph that needs the old values raises an error.
 
-        Norms are excepted: in training their backward pass does not read the running means, and several graphs of one
-        norm are common. In eval mode they do not change.
+        Norms are excepted, as several graphs of one are common. A graph of eval mode reads the running means: where a
+        graph has kept a buffer, that stays as it is, and the norm gets another.
         """
         norms = list[tuple[torch.Tensor, torch.Tensor]]()
         with torch.no_grad():
@@ -113,12 +114,17 @@ class Buffers:
                 self._values.copy_(self.flat[: len(self._values)], non_blocking=True)
                 self._arrived = self._streams.record()
             for slot, present in zip(self.slots, self._flags.tolist(), strict=True):
-                buffer = slot.current()
+                buffer, owner = slot.current(), slot.owner()
                 if not present or buffer is None:
                     continue
-                if isinstance(slot.owner(), _NormBase):
+                if isinstance(owner, _NormBase) and buffer._use_count() == 1:  # type: ignore[attr-defined]
                     norms.append((buffer.data, slot.sent))
-                elif not torch.equal(buffer, slot.sent):
-                    buffer.copy_(slot.sent)
+                elif torch.equal(buffer, slot.sent):
+                    continue
+                elif isinstance(owner, _NormBase):
+                    dict.__setitem__(owner._buffers, slot.name, slot.sent.clone())
+                else:
+                    own = distinct(buffer)
+                    own.copy_(slot.sent[tuple(map(slice, own.shape))])
             if norms:
                 torch._foreach_copy_([buffer for buffer, _ in norms], [sent for _, sent in norms])

@@ -247,7 +247,7 @@ class StepControl:
         Return True for the first forward pass since the last average.
         """
         began = self._first_dimension is None
-        self._first_dimension = first.shape[0] if first is not None and first.dim() else 1
+        self._first_dimension = first.size(0) if first is not None and first.dim() else 1
         return began
 
     def request(self, kind: str) -> None:

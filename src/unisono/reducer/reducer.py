@@ -333,7 +333,14 @@ class Reducer:
     def _begin(self, absent: bool = False) -> BackwardPass:
         """Begin a pass, when its first gradient is ready, or when the rank has none."""
         self._refuse_capture()
+        if self.programs.virtual is not None and self.control.samples is None:
+            raise UsageError(
+                "virtual ranks: each share of unisono.shares has one backward pass that sums, and this is another: add "
+                "the losses, make all passes of a share but the last under unisono.no_sync(model), and checkpoint "
+                "activations with use_reentrant=False"
+            )
         self.structure.check_pass(self._model())
+        self.memory.free_buckets()
         if not self.traits.state.differs:
             self.runner.finish_step()  # if the program has left it out, as the other ranks gather weights
         elif self.runner.awaits_step:  # another pass of the same step, with the same setting
@@ -342,9 +349,9 @@ class Reducer:
         if not self._prepared:
             self.prepare_for_backward()
         self._prepared = self.accumulation.accumulated = False
-        self.accumulation.begin_pass()
+        changes = self.accumulation.begin_pass()
         compares = self.traits.state is RankState.WHOLE and not absent and self._step is None
-        agreement = self.control.begin(absent, self.accumulation.changes() if compares else None)
+        agreement = self.control.begin(absent, changes if compares else None)
         layout, program = self.programs.next(self._updates(), self.clip)
         replica = self._replica_of(layout, agreement)
         begun = BackwardPass(replica, program, self.programs, self.accumulation, self.runner.arrivals)

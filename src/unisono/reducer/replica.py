@@ -181,13 +181,14 @@ class ModelReplica:
         if self._exact is not None:
             self._exact.decode(key, 0, len(self.sums(key)))
         self.memory.unpack(key)
+        views, parameters = self.memory.views, self.memory.parameters
         with self.lock:
             self._has_gradient.update(present)
             for index in self.memory.place(key).parameters:
                 self._unset_parts[index] -= 1
                 if not self._unset_parts[index] and not self.discarded:
-                    view = self.memory.views[index] if self._has_gradient[index] else None
-                    self.memory.parameters[index].grad = view
+                    own = views[index].data  # not the view: `.grad.data = ...` turns it to other memory
+                    parameters[index].grad = own if self._has_gradient[index] else None
 
     def sum_squares(self, world: World) -> None:
         parts, parameters = self.memory.parts, self.memory.parameters

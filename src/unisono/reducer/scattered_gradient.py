@@ -23,6 +23,7 @@ from enum import IntEnum
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 from torch.utils._pytree import tree_leaves
 
 from unisono.errors import MismatchError, UsageError
@@ -98,6 +99,7 @@ class ScatteredGradient(torch.Tensor):
     def _zero(self) -> None:
         if (parameter := self._parameter()) is not None and parameter.grad is self:
             parameter.grad = torch.zeros_like(parameter)
+            increment_version(parameter.grad)  # as zeros that are written in place, which are no gradient
 
     def _refused(self, what: object) -> UsageError:
         return UsageError(

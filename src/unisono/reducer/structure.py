@@ -22,7 +22,7 @@ from unisono.errors import MismatchError, UsageError
 from unisono.world import World
 
 _children, _parameters = attrgetter("_modules"), attrgetter("_parameters")
-_trains, _dtype = attrgetter("requires_grad"), attrgetter("dtype")
+_trains, _form = attrgetter("requires_grad"), attrgetter("shape", "dtype")
 
 
 class Structure:
@@ -31,7 +31,7 @@ class Structure:
     def __init__(self, model: torch.nn.Module) -> None:
         self.names, self.parameters = trainable(model)
         """Names and tensors of the trainable parameters, each under its first name."""
-        self._dtypes = list(map(_dtype, self.parameters))
+        self._forms = list(map(_form, self.parameters))
         self._known = {id(parameter) for parameter in self.parameters}
         self.remedy = (
             "call unisono.parallel(model, world) again, on all ranks, and make a new Trainer if one trains the model"
@@ -42,14 +42,15 @@ class Structure:
 
     def check(self, model: torch.nn.Module) -> None:
         """Raise UsageError when a parameter is trained that was not when the model was made parallel, or has another
-        dtype."""
+        shape or dtype."""
         self._checked = False
-        if (dtypes := list(map(_dtype, self.parameters))) != self._dtypes:
-            for key, now, before in zip(self.names, dtypes, self._dtypes, strict=True):
+        if (forms := list(map(_form, self.parameters))) != self._forms:
+            for key, now, before in zip(self.names, forms, self._forms, strict=True):
                 if now != before:
                     raise UsageError(
-                        f"parameter {key} is {now}, and was {before} when the model was made parallel: convert the "
-                        "model before unisono.parallel"
+                        f"parameter {key} is {tuple(now[0])} of {now[1]}, and was {tuple(before[0])} of {before[1]} "
+                        "when the model was made parallel: convert or resize the model before unisono.parallel, or "
+                        "give it a new torch.nn.Parameter and call unisono.parallel again"
                     )
         if (name := self.added(model)) is not None:
             raise UsageError(

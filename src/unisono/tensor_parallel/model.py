@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from unisono.errors import UsageError
 from unisono.placement import holders_of, model_groups
 from unisono.plan.layer_plan import DROPOUT, PART, ParallelPlan, PlanLike, Split, make_plan
-from unisono.reducer.bucket_memory import UNSPLIT, ParameterParts, norm_of_all
+from unisono.reducer.bucket_memory import UNSPLIT, ParameterParts, distinct, norm_of_all
 from unisono.reducer.hooks import reducer_of
 from unisono.rules import BaseRule
 from unisono.step.rule import RankState
@@ -217,7 +217,7 @@ def agree_on_state(model: nn.Module, world: World) -> None:
             alike = world
             if split is not None and id(tensor) in parts:
                 alike = world.group_world(holders_of(split.groups[parts[id(tensor)][0].ranks]))
-            alike.broadcast(tensor)
+            alike.broadcast(distinct(tensor))
 
 
 def seed_dropout(model: nn.Module, seed: int, step: int, first: int | None = None) -> None:

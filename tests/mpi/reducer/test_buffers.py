@@ -108,3 +108,16 @@ def test_several_forward_passes_before_several_backward_passes(group: World) -> 
         for loss in losses:
             loss.backward()
         assert same(group, model[1].running_mean)
+
+
+def test_buffers_made_by_expand(group: World) -> None:
+    model = nn.Linear(2, 1)
+    model.register_buffer("mask", torch.full((1, 2), group.rank + 1.0).expand(3, 2))
+    model.register_buffer("places", torch.tensor(group.rank + 5).expand(4))
+    unisono.parallel(model, group)
+    assert model.places.eq(5).all()
+    for value in (1, 2):
+        assert model.mask.eq(value).all()
+        model.mask[0] += group.rank + 1
+        model(torch.ones(3, 2) * model.mask.clone()).sum().backward()
+    assert model.mask.stride() == (0, 1), "it has the memory of before"

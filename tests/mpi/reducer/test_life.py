@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import threading
@@ -245,6 +246,29 @@ def test_a_parameter_of_two_models_is_refused_while_both_live(world: World) -> N
     trainer.wait()
     del first, trainer
     step(unisono.parallel(second, world, CHAIN), world)
+
+
+def test_lazy_modules_are_refused_until_they_have_shapes(world: World) -> None:
+    for lazy, name in ((nn.LazyLinear(3), "weight"), (nn.LazyBatchNorm1d(affine=False), "running_mean")):
+        model = nn.Sequential(nn.Tanh(), lazy)
+        with pytest.raises(UsageError, match=f"1.{name} of a lazy module has no shape yet: make one forward pass"):
+            unisono.parallel(model, world, CHAIN)
+        model(torch.ones(2, 4))
+        unisono.parallel(model, world, CHAIN)
+
+
+def test_gradients_of_another_dtype_are_refused_by_name(world: World) -> None:
+    model = nn.Sequential(nn.Linear(4, 2))
+    model[0].bias.grad_dtype = torch.float64
+    with pytest.raises(UsageError, match=r"parameter 0.bias of torch.float32 has gradients of torch.float64"):
+        unisono.parallel(model, world, CHAIN)
+    other = copy.deepcopy(model)
+    other[0].bias.grad_dtype = torch.float64
+    unisono.parallel(other, world, unisono.LocalSGD(every=2), torch.optim.SGD(other.parameters(), 0.1))
+    other(torch.ones(2, 4)).sum().backward()
+    assert other[0].bias.grad.dtype == torch.float64, "it is this rank's own"
+    model[0].bias.grad_dtype = None
+    step(unisono.parallel(model, world, CHAIN), world)
 
 
 class Sparse(nn.Module):

@@ -145,6 +145,37 @@ def test_two_backward_passes_over_one_forward_pass(group: World) -> None:
     assert close(model, [2 * gradient for gradient in serial(8)])
 
 
+def test_a_loop_of_old_may_turn_gradients_away_from_their_buckets(group: World) -> None:
+    model = unisono.parallel(make(0), group, unisono.BSP(unisono.Exchange(bucket_bytes=1 << 20), overlap="chain"))
+    inputs, targets = batch(6)
+    for step in range(6):  # the first ones lay the buckets out anew
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.detach_()
+                parameter.grad.zero_()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        assert close(model, serial(6)), step
+        if step % 2:
+            for parameter in model.parameters():
+                parameter.grad.data = 2 * parameter.grad.data
+
+
+@pytest.mark.filterwarnings("ignore:grad and param do not obey")
+def test_gradients_that_the_program_swaps_or_transposes_are_added_to(group: World) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
+    serial, inputs = copy.deepcopy(model), torch.randn(3, 4).double()
+    unisono.parallel(model, group, unisono.BSP(unisono.Exchange(bucket_bytes=1 << 20), overlap="chain"))
+    for step in range(4):  # the first ones lay the buckets out anew
+        for one in (model, serial):
+            one.zero_grad()
+            one(inputs).square().mean().backward()
+            first, second, third = (layer.weight for layer in one[::2])
+            first.grad, second.grad, third.grad = second.grad, first.grad, third.grad.t()
+            one(inputs.cos()).sin().mean().backward()
+        assert close(model, [parameter.grad for parameter in serial.parameters()]), step
+
+
 def test_a_copy_of_the_model_is_a_model_of_its_own(group: World) -> None:
     model = unisono.parallel(make(0), group)
     duplicate = copy.deepcopy(model)

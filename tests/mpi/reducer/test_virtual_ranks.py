@@ -288,3 +288,15 @@ def test_samples_that_do_not_fit_and_operators_that_are_not_deterministic_are_re
     with pytest.raises(UsageError, match=r"and put_ is not deterministic: replace it in the model, or train without"):
         trainer.step(torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_second_pass_of_a_share_sums_with_the_first_or_is_refused(world: World) -> None:
+    model = unisono.parallel(nn.Linear(4, 3, bias=False), world, virtual_ranks=2 * world.size)
+    for (inputs,) in unisono.shares(model, torch.ones(2, 4)):
+        with unisono.no_sync(model):
+            model(inputs).sum().backward()
+        model(inputs).sum().backward()
+        if model.weight.grad is not None:
+            assert model.weight.grad.eq(2).all()
+    with pytest.raises(UsageError, match="one backward pass that sums, and this is another: add the losses"):
+        model(inputs).sum().backward()
