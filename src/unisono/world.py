@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from numbers import Integral
 from typing import Any, Protocol, TypeVar
 
@@ -309,9 +309,9 @@ class World:
             self._resources[make] = make(self)
         return self._resources[make]  # type: ignore[return-value]  # it is what `make` has made
 
-    def label(self, words: str) -> None:
-        """Add `words` to each later call, as a part that ranks compare; "" adds none."""
-        self._group.label_calls(words)
+    def labelled(self, words: str) -> AbstractContextManager[None]:
+        """Add `words` to each call of the block, as a part that ranks compare; "" adds none."""
+        return self._group.labelled(words)
 
     def free(self) -> None:
         """Free communicators and memory, all ranks together; a second call does nothing.

@@ -100,15 +100,6 @@ class CommunicatorPool(Closing):
         self.engine.grow("communication", count)
 
 
-def call_labelled(world: World, label: str, act: Callable[[World], object]) -> None:
-    """Call `act`, whose collectives carry a label that ranks compare."""
-    world.label(label)
-    try:
-        act(world)
-    finally:
-        world.label("")
-
-
 class ModelCollectives:
     """Collectives about one model besides its gradients, labelled with its name: of the main thread, on the first
     communicator of a pool. They run one at a time with all other exchanges of the world."""
@@ -125,7 +116,8 @@ class ModelCollectives:
         world = self.pool.worlds(1)[0]
 
         def carry_out() -> None:
-            call_labelled(world, self._label, lambda _: results.append(act(world)))
+            with world.labelled(self._label):
+                results.append(act(world))
 
         self.pool.engine.carry_out(carry_out, (), (self.pool.exclusive(0),), "collective")
         return results[0]

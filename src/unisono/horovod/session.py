@@ -65,15 +65,12 @@ class Session:
         self.raise_failed()
 
         def carry_out() -> Result:
-            self.collectives.label(f" {name}" if name else "")
             try:
-                with torch.no_grad():
+                with torch.no_grad(), self.collectives.labelled(f" {name}" if name else ""):
                     return collective(self.collectives)
             except BaseException as error:  # whatever it is, a later call raises it if nobody waits for this one
                 self._failed.append(error)
                 raise
-            finally:
-                self.collectives.label("")
 
         return self._thread.submit(carry_out)
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence, Set
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 
 from unisono.engine import Engine, Handle, Observe, Variable
-from unisono.engine.communicator_pool import CommunicatorPool, call_labelled
+from unisono.engine.communicator_pool import CommunicatorPool
 from unisono.errors import OperationError, UsageError
 from unisono.placement import Partition
 from unisono.step.program import MAIN, UPDATE, Act, RankGroup, StepProgram, Task, Value
@@ -104,11 +105,8 @@ class Player:
         name = str(task)
 
         def action() -> None:
-            with torch.no_grad():
-                if label:
-                    call_labelled(world, label, lambda labelled: act(replica, task, labelled))
-                else:
-                    act(replica, task, world)
+            with torch.no_grad(), world.labelled(label) if label else nullcontext():
+                act(replica, task, world)
 
         if task.lane == MAIN:
             self.engine.carry_out(action, read, write, name, self._observe, task)
