@@ -259,7 +259,7 @@ def test_images_that_are_not_square_need_a_size(shape: tuple[int, ...] | None) -
     about = About(IMAGE, ("a",), shape, (0.5,) * 3, (0.25,) * 3)
     index = Index(about, nothing, nothing, nothing, nothing, nothing)
     what = "images of 8 x 6, which are not square" if shape else "encoded images"
-    with pytest.raises(PackError, match=rf"has {what}: set data\.size to the size of the inputs"):
+    with pytest.raises(PackError, match=rf"has {what}: set data\.size \(size= of Loader\) to the size of the inputs"):
         image_options(index, DataOptions())
     chosen = image_options(index, DataOptions(size=5, augment="scale"))
     assert (chosen.size, chosen.channels, chosen.mean, chosen.std, chosen.augment) == (
