@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,3 +29,16 @@ def test_the_site_is_built_strictly(tmp_path: Path) -> None:
         assert (tmp_path / "site" / "pictures" / f"step-{name}.svg").read_text() == (
             ROOT / "docs" / "pictures" / f"step-{name}.svg"
         ).read_text()
+
+
+def test_links_lead_to_files_in_the_repository_too() -> None:
+    dead = []
+    for page in (ROOT / "docs").rglob("*.md"):
+        prose = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        targets = re.findall(r"\]\(([^)#\s]+)", prose)
+        dead += [
+            f"{page.name}: {target}"
+            for target in targets
+            if "://" not in target and not (page.parent / target).exists()
+        ]
+    assert not dead

@@ -86,7 +86,8 @@ def test_weights_that_some_ranks_have_changed() -> None:
 
 def test_ranks_that_have_compared_their_weights() -> None:
     assert difference_of([1, 0, 1, None], [5, 7, 5, 0]).startswith(
-        "since the last backward pass the optimizer has changed the weights on ranks 0 and 2, but not on rank 1, so"
+        "the weights were changed on ranks 0 and 2, but not on rank 1, so ranks differ (an "
+        "optimizer step, load_state_dict or an assignment on some ranks alone): make it on all ranks"
     )
     assert "there were 2 changes in place on rank 1, 4 on rank 2: make" in difference_of([None, 2, 4], [0, 5, 7])
     assert difference_of([3, 0, None], [5, 5, 0]) == ""  # a rank has restored what it had changed

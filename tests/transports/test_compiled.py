@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from unisono.errors import UsageError
 from unisono.transports.compiled import FOLDER, check_digest, compiled, digest_of
 
 
@@ -18,7 +19,7 @@ def test_changed_sources_are_refused_with_the_remedy(tmp_path: Path) -> None:
     check_digest(compiled.SOURCES, digest_of(tmp_path))
     with (tmp_path / "_steps.h").open("a") as header:
         header.write("\n")
-    with pytest.raises(ImportError, match=r"hatch_build\.py"):
+    with pytest.raises(UsageError, match=r"hatch_build\.py"):
         check_digest(compiled.SOURCES, digest_of(tmp_path))
 
 

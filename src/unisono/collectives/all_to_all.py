@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from unisono.collectives.checks import Checks, check_memory
+from unisono.collectives.checks import Checks, check_memory, check_tensors
 from unisono.collectives.group import Group
 from unisono.collectives.payload import bytes_of, copy_back, nbytes_of, receive_buffer, send_buffer
 from unisono.collectives.prepare import prepare
@@ -31,6 +31,8 @@ def all_to_all(
     `out` has the same dtype and number of elements as `tensor`, and shares no memory with it. Raises TensorError if it
     does not fit.
     """
+    if not isinstance(tensor, torch.Tensor):
+        check_tensors(group, "all_to_all", tensor)
     result = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) if out is None else out
     parameters = "all_to_all", algorithm, out is None
     if start_ready(group, parameters, tensor, result):

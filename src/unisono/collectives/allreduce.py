@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 
 from unisono.call import call_of
-from unisono.collectives.checks import Checks, check_output
+from unisono.collectives.checks import Checks, check_output, check_tensors
 from unisono.collectives.device_transports import Transports, backend_of, transports_of
 from unisono.collectives.direct import allreduce_direct, is_direct
 from unisono.collectives.group import Group
@@ -58,6 +58,7 @@ def _start_first(
     group: Group, parameters: Key, tensor: torch.Tensor, algorithm: str, wire: str | None, op: str
 ) -> None:
     """Carry the allreduce out of a tensor of an address, a length or an algorithm that is not prepared yet."""
+    check_tensors(group, "allreduce", tensor)
     if wire == EXACT and (op != "sum" or not tensor.is_floating_point()):
         wire = None  # integers need no other form
     if wire == EXACT and not (algorithm == AUTO and _sums_what_it_sees(group, tensor)):

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from numbers import Integral
+from typing import TYPE_CHECKING
 
 import torch
 
 from unisono.call import call_of
-from unisono.collectives.group import Group
 from unisono.collectives.payload import (
     find_aliases,
     is_chunk,
@@ -26,6 +26,9 @@ from unisono.collectives.payload import (
     share_memory,
 )
 from unisono.errors import TensorError, UnisonoError, UsageError
+
+if TYPE_CHECKING:
+    from unisono.collectives.group import Group
 
 
 class Checks:
@@ -50,6 +53,17 @@ class Checks:
             self._group.barrier(call._replace(description=f"{self._collective}, which it refused ({reason})"))
         except UnisonoError as barrier_error:
             raise error from barrier_error
+
+
+def check_tensors(group: Group, collective: str, *values: object) -> None:
+    """Raise TensorError, and refuse the call to the other ranks, unless all values are tensors."""
+    for value in values:
+        if not isinstance(value, torch.Tensor):
+            with Checks(group, collective):
+                raise TensorError(
+                    f"rank {group.rank}: {collective} takes a tensor, and this is of type {type(value).__name__}: give "
+                    "torch.as_tensor(x); a number is summed by sum(world.all_gather_object(x)), too"
+                )
 
 
 def check_root(group: Group, root: int, collective: str) -> None:

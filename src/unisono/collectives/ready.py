@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from unisono.collectives.checks import check_tensors
 from unisono.collectives.payload import is_plain
 from unisono.transports.compiled import compiled
 from unisono.transports.plan import Play, PlayAnywhere
@@ -72,12 +73,18 @@ Ready: Any = getattr(compiled, "Ready", ReadyInPython)
 
 
 def start_ready(group: Group, parameters: Key, *tensors: torch.Tensor) -> bool:
-    """Carry a collective out on tensors for which it is kept, and return True; else return False."""
+    """Carry a collective out on tensors for which it is kept, and return True; else return False.
+
+    Raises TensorError for what is no tensor.
+    """
     try:
-        return group.ready.play(parameters, *tensors)  # type: ignore[no-any-return]
+        if group.ready.play(parameters, *tensors):
+            return True
     except BaseException:  # whatever has ended the wait
         group.interrupt(*tensors)
         raise
+    check_tensors(group, parameters[0], *tensors)
+    return False
 
 
 def start_and_keep(

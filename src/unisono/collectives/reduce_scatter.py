@@ -17,7 +17,7 @@ from functools import partial
 import torch
 
 from unisono.collectives.allreduce import allreduce
-from unisono.collectives.checks import Checks, check_chunk, check_output
+from unisono.collectives.checks import Checks, check_chunk, check_output, check_tensors
 from unisono.collectives.group import Group
 from unisono.collectives.payload import copy_back, flat_of, name_of, nbytes_of, receive_buffer
 from unisono.collectives.prepare import prepare
@@ -41,6 +41,8 @@ def reduce_scatter(
 
     The result is in `out` if given, which may be this rank's chunk of `tensor`. Raises TensorError if it does not fit.
     """
+    if not isinstance(tensor, torch.Tensor):
+        check_tensors(group, "reduce_scatter", tensor)
     start, stop = bounds(tensor.numel(), group.size, group.rank)
     result = torch.empty(stop - start, dtype=tensor.dtype, device=tensor.device) if out is None else out
     parameters = "reduce_scatter", algorithm, wire, op, out is None

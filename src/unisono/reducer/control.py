@@ -190,9 +190,10 @@ def difference_of(changes: Sequence[int | None], digests: Sequence[int]) -> str:
     if unchanged:
         changed = [rank for rank in compared if changes[rank]]
         return (
-            f"since the last backward pass the optimizer has changed the weights on {names_of(changed)}, but not on "
-            f"{names_of(unchanged)}, so ranks differ: call optimizer.step() on all ranks after the same backward "
-            "passes, or on none; a rank without a batch calls unisono.synchronize(model) in place of backward()"
+            f"the weights were changed on {names_of(changed)}, but not on {names_of(unchanged)}, so ranks differ (an "
+            "optimizer step, load_state_dict or an assignment on some ranks alone): make it on all ranks, after the "
+            "same backward passes, or on none; a rank without a batch calls unisono.synchronize(model) in place of "
+            "backward()"
         )
     first, other = compared[0], next(rank for rank in compared if changes[rank] != changes[compared[0]])
     return (

@@ -188,8 +188,8 @@ class RunForesight:
         """Write the measurement, if there is one, and add a run with a seal to the ledger."""
         home, display, seal = self.run.home, self.run.display, self._seal
         if seal is None and self._pending:
-            why = f"the run ended after {self._made} steps, before the search of settings did"
-            display.log(f"no prediction is sealed: {why}; train longer, or with --machine")
+            why = f"the run ended after {self._made} steps, while settings were still tried"
+            display.log(f"no prediction is sealed, which is no error: {why}; train longer, or with --machine")
         skip, period = self._searched + WARMUP_STEPS, self.run.trainer.reducer.rule.traits.period
         steps = np.concatenate(self._kept or [np.empty((1, 0, len(KINDS)), np.float32)], axis=1)
         measurement = measure(steps, KINDS, max(0, skip - self._dropped), period)

@@ -1,7 +1,7 @@
 """Compiled code: the module `_steps`, where the installation had a compiler; else None, and Python plays all steps.
 
     installation   *.c, *.h ─▶ _steps, which has their digest
-    import         the same digest of *.c, *.h ─▶ the module          another ─▶ ImportError
+    import         the same digest of *.c, *.h ─▶ the module          another ─▶ UsageError
 
 Rows and connections lie in memory as both sides describe them. An editable installation has new Python code at once,
 and new compiled code only once it is compiled: without the digest it would wait forever, or sum other numbers.
@@ -14,6 +14,8 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from unisono.errors import UsageError
+
 FOLDER = Path(__file__).parent
 
 
@@ -24,9 +26,9 @@ def digest_of(folder: Path) -> str:
 
 
 def check_digest(built: str, present: str) -> None:
-    """Raise ImportError if compiled code was made of other sources than those that are present, if any."""
+    """Raise UsageError if compiled code was made of other sources than those that are present, if any."""
     if present and built != present:
-        raise ImportError(
+        raise UsageError(
             f"the compiled code in {FOLDER} was made of other sources than those beside it, as after an update of an "
             "editable installation: run `python hatch_build.py`, or install it again"
         )

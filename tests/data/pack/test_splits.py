@@ -29,6 +29,11 @@ def test_what_is_not_there_is_named_with_how_to_make_it(tmp_path: Path) -> None:
         split_folder(tmp_path, TRAIN_SPLITS)
     with pytest.raises(PackError, match=r"nowhere has no pack named test or .*: there is no such folder; create it"):
         split_folder(tmp_path / "nowhere", TEST_SPLITS)
+    (tmp_path / "index.arrow").touch()
+    with pytest.raises(
+        PackError, match=r"is one pack without splits: .* or pack each of them into \S+/train and \S+/test$"
+    ):
+        split_folder(tmp_path, TRAIN_SPLITS)
 
 
 def test_it_is_known_without_loading_pytorch_mpi_or_arrow() -> None:

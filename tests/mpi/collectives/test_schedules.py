@@ -280,6 +280,18 @@ def test_many_short_allreduces_of_many_lengths_and_dtypes(group: World) -> None:
             assert tensor.eq(group.size * (group.size + 1) / 2).all()
 
 
+@pytest.mark.parametrize("collective", ["allreduce", "reduce_scatter", "broadcast", "reduce", "all_to_all"])
+def test_what_is_no_tensor_is_refused_with_the_remedy(world: World, collective: str) -> None:
+    for value, kind in ((3.0, "float"), (np.ones(4), "ndarray")):
+        with pytest.raises(
+            TensorError, match=rf"{collective} takes a tensor, and this is of type {kind}: give torch\.as"
+        ):
+            getattr(world, collective)(value)
+    with pytest.raises(TensorError, match="all_gather takes a tensor, and this is of type list"):
+        world.all_gather(torch.zeros(1), [0.0])  # type: ignore[arg-type]
+    assert world.allreduce(torch.ones(1)).item() == world.size
+
+
 def test_nan_and_infinity_propagate(world: World) -> None:
     for algorithm in ONE_NODE:
         tensor = torch.tensor([float("nan"), float("inf"), 1.0] if world.rank == world.size - 1 else [0.0, 0.0, 0.0])

@@ -51,8 +51,8 @@ class Refused(NamedTuple):
 SPARSE = Refused("the model gives sparse gradients, which are not averaged: use sparse=False", ranks=1)
 
 ALIKE = Refused(
-    r"the optimizer has changed the weights on ranks? [^:]*, but not on ranks? [^:]*, so ranks "
-    r"differ: call optimizer.step\(\) on all ranks after the same backward passes, or on none"
+    r"the weights were changed on ranks? [^:]*, but not on ranks? [^:]*, so ranks differ \(an optimizer step, "
+    r"load_state_dict or an assignment on some ranks alone\): make it on all ranks, after the same backward passes, or"
 )
 
 DIFFERENT = Refused(

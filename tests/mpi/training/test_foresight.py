@@ -177,6 +177,23 @@ def test_a_run_that_is_not_predicted_says_so(
     group.call_on_root(check)
 
 
+def test_a_run_that_ends_during_the_search_says_that_this_is_no_error(
+    group: World, packs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, recipe = group.call_on_root(lambda: tmp_path), searched(packs)
+    train(replace(recipe, training=replace(recipe.training, epochs=1)), group, TrainOptions(home / "run"))
+
+    def check() -> None:
+        expected = "no prediction is sealed, which is no error: the run ended after 9 steps, while settings were still"
+        assert (expected in capsys.readouterr().out) == (group.size > 1)
+        with pytest.raises(
+            UsageError, match="has no sealed prediction: one rank" if group.size == 1 else "still tried"
+        ):
+            ended_run(home / "run")
+
+    group.call_on_root(check)
+
+
 def test_runs_that_a_machine_file_does_not_predict_say_so(
     spread: World, packs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

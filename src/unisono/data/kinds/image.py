@@ -182,7 +182,7 @@ def image_options(index: Index, options: DataOptions) -> ImageOptions:
     height, width = about.shape[:2] if about.shape else (0, 1)
     if not options.size and height != width:
         what = f"images of {height} x {width}, which are not square" if about.shape else "encoded images"
-        raise PackError(f"{index.folder} has {what}: set data.size to the size of the inputs")
+        raise PackError(f"{index.folder} has {what}: set data.size (size= of Loader) to the size of the inputs")
     if options.mean == "image" and not about.mean_image:
         raise PackError(f'data.mean = "image", but {index.folder} has no mean image; pack the data again')
     mean_image = about.mean_image if options.mean == "image" else ()

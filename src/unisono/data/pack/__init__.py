@@ -29,6 +29,11 @@ def split_folder(folder: Path, names: Sequence[str]) -> Path:
     for name in names:
         if (folder / name / INDEX).is_file():
             return folder / name
+    if (folder / INDEX).is_file():
+        remedy = f"or pack each of them into {folder}/train and {folder}/test"
+        if folder.name in (*TRAIN_SPLITS, *TEST_SPLITS):
+            remedy = f"or give {folder.parent}"
+        raise PackError(f"{folder} is one pack without splits: pack a folder that has train/ and test/, {remedy}")
     missing = "" if folder.is_dir() else "there is no such folder; "
     raise PackError(
         f"{folder} has no pack named {' or '.join(names)}: {missing}create it with unisono pack SOURCE {folder}, or "
