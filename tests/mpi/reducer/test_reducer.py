@@ -167,12 +167,12 @@ def test_gradients_that_the_program_swaps_or_transposes_are_added_to(group: Worl
     serial, inputs = copy.deepcopy(model), torch.randn(3, 4).double()
     unisono.parallel(model, group, unisono.BSP(unisono.Exchange(bucket_bytes=1 << 20), overlap="chain"))
     for step in range(4):  # the first ones lay the buckets out anew
-        for one in (model, serial):
-            one.zero_grad()
-            one(inputs).square().mean().backward()
-            first, second, third = (layer.weight for layer in one[::2])
+        for network in (model, serial):
+            network.zero_grad()
+            network(inputs).square().mean().backward()
+            first, second, third = (layer.weight for layer in network[::2])
             first.grad, second.grad, third.grad = second.grad, first.grad, third.grad.t()
-            one(inputs.cos()).sin().mean().backward()
+            network(inputs.cos()).sin().mean().backward()
         assert close(model, [parameter.grad for parameter in serial.parameters()]), step
 
 
