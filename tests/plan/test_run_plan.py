@@ -355,6 +355,15 @@ def test_nothing_is_split_where_links_are_fast() -> None:
     assert {rule for rule, _ in split_rows(chosen, replace(WIDE_RUN, machine=fast))} == {"bsp"}
 
 
+def test_nothing_is_split_where_steps_wait_for_their_samples() -> None:
+    """Nor is what the recipe names taken away."""
+    node = replace(WIDE_MACHINE.node, cores=4, accelerators=1)
+    starved = replace(WIDE_RUN, machine=replace(WIDE_MACHINE, node=node, decoding=DecodingFacts(1e6)))
+    assert {rule for rule, _ in split_rows(chosen, starved)} == {"bsp"}
+    rows = split_rows(named(PAIR), starved)
+    assert rows["bsp + split layers", 4].step == rows["bsp", 4].step
+
+
 def test_a_rank_has_its_parts_and_keeps_the_inputs_of_its_group() -> None:
     """16 samples on each of 4 ranks; all but biases of 32 MiB of weights."""
     rows = split_rows(named(PAIR))
