@@ -294,7 +294,7 @@ def test_an_epoch_has_all_its_samples() -> None:
     [
         (replace(RUN, minibatch=3), "a minibatch of 3 is less than a sample for each of 4 ranks"),
         (on(replace(MACHINE, node=NodeFacts())), "example has no node.flops"),
-        (on(replace(MACHINE, link=LinkFacts())), "example has no link.bandwidth"),
+        (on(replace(MACHINE, link=LinkFacts())), r"example has no link.bandwidth: .*; add to it: \[link\] band"),
         (replace(RUN, rule=EASGD(), rule_name="easgd"), "rule easgd has no step that all ranks make together"),
         (replace(RUN, layers=trace(nn.ReLU(), torch.empty(2, 3))), "no parameters"),
     ],
