@@ -95,6 +95,9 @@ COLLECTIVES_OF_A_SHARD = 3
 WITH_SPLITS = " + split layers"
 """Words behind those of a rule whose layers are split."""
 
+LEAST_SHOWN = 1e-6
+"""Seconds of hidden communication from which they are named: less is an error of rounding."""
+
 LEAST_COST = 0.01
 """Share of a step from which a slow link is named."""
 
@@ -339,7 +342,7 @@ def bottleneck(row: RunPlan, links: float, capacity: float) -> str:
         return _late(row, starved)
     if largest == row.computing:
         hidden = row.communicating - row.communication
-        behind = f"; {_ms(hidden)} of communication hide" if row.communicating else ""
+        behind = f"; {_ms(hidden)} of communication are hidden behind computing" if hidden >= LEAST_SHOWN else ""
         return f"computing: {largest / step:.0%} of the step{behind}"
     if largest == row.update:
         return f"updates: {largest / step:.0%} of the step wait for memory"

@@ -74,7 +74,7 @@ def as_lines(plans: Sequence[RunPlan], run: PlannedRun, least: float) -> Iterato
             yield f"{_name(plan)}: {describe_borders(plan.split)}"
     yield ""
     for rule, nodes in worthwhile(plans, least).items():
-        yield f"{rule}: more nodes pay up to {nodes}, where each further node has added {least:g} to the speedup"
+        yield f"{rule}: more nodes pay up to {nodes}: so far each further node adds at least {least:g} to the speedup"
     yield _wall_times(plans, run)
     yield (
         f"from - to: the error of predicted communication, {INTERVAL_ERROR:.1%} of a step in 9 of 10 runs in the lab; "
