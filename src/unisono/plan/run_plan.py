@@ -96,7 +96,7 @@ WITH_SPLITS = " + split layers"
 """Words behind those of a rule whose layers are split."""
 
 LEAST_SHOWN = 1e-6
-"""Seconds of hidden communication from which they are named: less is an error of rounding."""
+"""Seconds from which parts of a step are shown: less is an error of rounding."""
 
 LEAST_COST = 0.01
 """Share of a step from which a slow link is named."""
