@@ -130,10 +130,17 @@ def test_a_network_of_your_own_on_a_machine_of_your_own(in_process: Run, tmp_pat
         "def reads(classes, channels):\n    return nn.Sequential(nn.Flatten(), Reads())\n"
     )
     (tmp_path / "mine.toml").write_text('name = "ours"\n[node]\nflops = 1e12\n[link]\nbandwidth = 1e9\n')
-    options = ("--machine=./mine.toml", "--set=training.batch=8", "--set=samples.shape=3x4x4", "--nodes=1,2")
+    bare = ("--machine=./mine.toml", "--set=training.batch=8", "--nodes=1,2")
+    options = (*bare, "--set=samples.shape=3x4x4")
     done = in_process("plan", "--model=planned_nets:wide", *options)
     assert done.returncode == 0, done.stderr
     assert "planned_nets:wide, 8 samples a step, on ours" in done.stdout
+    assert "\nassumed, samples.classes: 1,000, those of ImageNet; else --set samples.classes=N\n" in done.stdout
+    known = in_process("plan", "--model=planned_nets:wide", *options, "--set=samples.classes=3")
+    assert "samples.classes" not in known.stdout
+    elsewhere = in_process("plan", "--model=planned_nets:wide", *bare, "--set=data.pack=none", "--set=data.size=4")
+    assert "samples of 3x4x4, by data.size: none is not here" in elsewhere.stdout
+    assert_one_line_error(in_process("plan", "--model=planned_nets:wide", *bare), "--set samples.shape=3x32x32")
     assert_one_line_error(
         in_process("plan", "--model=planned_nets:reads", *options), "layer '1', Reads, cannot be traced"
     )

@@ -294,7 +294,7 @@ def test_an_epoch_has_all_its_samples() -> None:
     [
         (replace(RUN, minibatch=3), "a minibatch of 3 is less than a sample for each of 4 ranks"),
         (on(replace(MACHINE, node=NodeFacts())), "example has no node.flops"),
-        (on(replace(MACHINE, link=LinkFacts())), "example has no link.bandwidth"),
+        (on(replace(MACHINE, link=LinkFacts())), r"example has no link.bandwidth: .*; add to it: \[link\] band"),
         (replace(RUN, rule=EASGD(), rule_name="easgd"), "rule easgd has no step that all ranks make together"),
         (replace(RUN, layers=trace(nn.ReLU(), torch.empty(2, 3))), "no parameters"),
     ],
@@ -353,6 +353,15 @@ def test_the_row_is_that_of_the_predicted_step() -> None:
 def test_nothing_is_split_where_links_are_fast() -> None:
     fast = replace(WIDE_MACHINE, link=LinkFacts(1e12), node=NodeFacts(flops=1e12))  # updates would be shorter, too
     assert {rule for rule, _ in split_rows(chosen, replace(WIDE_RUN, machine=fast))} == {"bsp"}
+
+
+def test_nothing_is_split_where_steps_wait_for_their_samples() -> None:
+    """Nor is what the recipe names taken away."""
+    node = replace(WIDE_MACHINE.node, cores=4, accelerators=1)
+    starved = replace(WIDE_RUN, machine=replace(WIDE_MACHINE, node=node, decoding=DecodingFacts(1e6)))
+    assert {rule for rule, _ in split_rows(chosen, starved)} == {"bsp"}
+    rows = split_rows(named(PAIR), starved)
+    assert rows["bsp + split layers", 4].step == rows["bsp", 4].step
 
 
 def test_a_rank_has_its_parts_and_keeps_the_inputs_of_its_group() -> None:

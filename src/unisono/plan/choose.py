@@ -58,6 +58,9 @@ END_RATIOS = (1, 4, 16)
 BUCKET_VARIANTS = (Fraction(1, 4), Fraction(4))
 """Ratios of the bucket size of a setting's variants to its own: finer ones, and coarser ones."""
 
+MAX_BUCKETS = 128
+"""Largest number of buckets that a plan tries: a run tries more for a large model, which takes long to play."""
+
 OVERLAPS_BY_SIMPLICITY = ("none", "chain", "funnel", "phases", "concurrent")
 
 Buckets = Callable[[int, int], Sequence[Bucket]]
@@ -158,6 +161,15 @@ def initial_setting(rule: BaseRule, buckets: Buckets, ranks: int) -> Setting:
             break
         largest //= 2
     return Setting(overlap, largest, outstanding=rule.outstanding or OUTSTANDING[0])
+
+
+def chosen_setting(inputs: PredictionInputs) -> Candidate:
+    """Return the setting that a run chooses, in at most MAX_BUCKETS buckets, with its prediction."""
+    rule = inputs.rule
+    if not is_searched(rule) or inputs.ranks == 1:
+        return predicted(inputs, initial_setting(rule, inputs.buckets, inputs.ranks))
+    few = [size for size in sizes_of(rule) if len(inputs.buckets(size, 1)) <= MAX_BUCKETS]
+    return candidates(inputs, few or sizes_of(rule)[-1:])[0]
 
 
 def candidates(inputs: PredictionInputs, sizes: Iterable[int] = ()) -> list[Candidate]:

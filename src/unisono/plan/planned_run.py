@@ -231,7 +231,10 @@ def check_run(run: PlannedRun) -> None:
     if not machine.node.flops:
         raise UsageError(f"{machine.name} has no node.flops: give a file with the FLOPs per second of a node")
     if not machine.link.bandwidth and run.nodes > 1:
-        raise UsageError(f"{machine.name} has no link.bandwidth: give a file with the bytes per second of an adapter")
+        raise UsageError(
+            f"{machine.name} has no link.bandwidth: give a file with the bytes per second of an adapter; add to it: "
+            "[link] bandwidth = 1.25e9 (10 Gbit/s), latency = 25e-6"
+        )
     if not any(layer.gradient_bytes for layer in run.layers):
         raise UsageError("the model has no parameters that are trained, so there is nothing to exchange: plan another")
     if run.rule.traits.members is Members.SERVERS:

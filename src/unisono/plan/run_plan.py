@@ -51,12 +51,9 @@ from unisono.plan.choose import (
     Candidate,
     PredictionInputs,
     StepParts,
-    candidates,
-    initial_setting,
-    is_searched,
+    chosen_setting,
     parts_of,
     predicted,
-    sizes_of,
 )
 from unisono.plan.collective_costs import FREE, exchange_cost, placement_of, uneven_of
 from unisono.plan.layer_plan import Split
@@ -70,6 +67,7 @@ from unisono.plan.planned_run import (
     rank_memory,
 )
 from unisono.plan.split import (
+    LEAST_GAIN,
     GroupLinks,
     LayerFacts,
     LinkCosts,
@@ -88,9 +86,6 @@ INTERVAL_ERROR = 0.048
 INTERVAL_SHARE = 0.9
 """Nominal share of runs, 0 to 1, whose step lies in the interval."""
 
-MAX_BUCKETS = 128
-"""Largest number of buckets that a plan tries: a run tries more for a large model, which takes long to play."""
-
 MAX_PLAYED_RANKS = 64
 """Largest number of ranks of a played program: one is played, and others count where they share its updates alone."""
 
@@ -99,6 +94,9 @@ COLLECTIVES_OF_A_SHARD = 3
 
 WITH_SPLITS = " + split layers"
 """Words behind those of a rule whose layers are split."""
+
+LEAST_SHOWN = 1e-6
+"""Seconds from which parts of a step are shown: less is an error of rounding."""
 
 LEAST_COST = 0.01
 """Share of a step from which a slow link is named."""
@@ -151,9 +149,9 @@ def plan_run(run: PlannedRun, nodes: Sequence[int]) -> list[RunPlan]:
     alone = _alone(run)
     rows, split_rows = list[RunPlan](), list[RunPlan]()
     for here in (replace(run, nodes=count) for count in nodes):
-        row, inputs, _ = predict_run(here, alone)
+        row, inputs, played = predict_run(here, alone)
         rows.append(row)
-        split_rows += _with_split_layers(here, row, inputs, alone)
+        split_rows += _with_split_layers(here, row, inputs, played, alone)
     return rows + split_rows
 
 
@@ -179,7 +177,7 @@ def predict_run(run: PlannedRun, alone: float | None = None) -> tuple[RunPlan, P
 def predict_step(run: PlannedRun, cost: Cost) -> tuple[PredictionInputs, Candidate]:
     """Return the inputs of the prediction and the step where exchanges have this cost."""
     inputs = inputs_of(run, cost)
-    return inputs, _chosen(inputs, run.ranks)
+    return inputs, chosen_setting(inputs)
 
 
 def inputs_of(run: PlannedRun, cost: Cost) -> PredictionInputs:
@@ -226,15 +224,6 @@ def _alone(run: PlannedRun) -> float:
     return parts_with_loading(single, *predict_step(single, single.exchange.cost))[0].step
 
 
-def _chosen(inputs: PredictionInputs, ranks: int) -> Candidate:
-    """Return the setting that a run on so many ranks chooses, with its prediction."""
-    rule = inputs.rule
-    if not is_searched(rule) or ranks == 1:
-        return predicted(inputs, initial_setting(rule, inputs.buckets, ranks))
-    few = [size for size in sizes_of(rule) if len(inputs.buckets(size, 1)) <= MAX_BUCKETS]
-    return candidates(inputs, few or sizes_of(rule)[-1:])[0]
-
-
 def even_cost(run: PlannedRun) -> Cost:
     """Return the cost that a run's exchanges have without its machine's slow links: times the estimate without over the
     estimate with them, since a slow link may be in measured rows as well."""
@@ -245,21 +234,27 @@ def even_cost(run: PlannedRun) -> Cost:
     return fit(MEASURED_BUCKET_BYTES, seconds)
 
 
-def _with_split_layers(run: PlannedRun, unsplit: RunPlan, step: PredictionInputs, alone: float) -> list[RunPlan]:
-    """Return the row with split layers beside that without; none where nothing is split."""
+def _with_split_layers(
+    run: PlannedRun, unsplit: RunPlan, step: PredictionInputs, played: Candidate, alone: float
+) -> list[RunPlan]:
+    """Return the row with split layers beside that without, which was played; none where nothing is split, nor unless
+    splits that are chosen here make the step, with its loading, LEAST_GAIN times as fast."""
     if run.split is None or not run.rule.traits.groups or run.ranks == 1:
         return []
-    facts, splits = run.split(run.ranks)
+    facts, named = run.split(run.ranks)
     given = split_inputs(run, step, facts)
-    splits = choose_splits(given).splits if splits is None else splits
+    choice = choose_splits(given, played) if named is None else None
+    splits = named if choice is None else choice.splits
     if not splits:
         return []
     inputs = with_splits(given, splits)
     sent = (sent_of(given, layer, splits.get(layer.name)) for layer in given.layers)
     exchanged = sum(exchange.nbytes for exchange in sent) / gradient_bytes(1, inputs.ranks, 1)
     memory = memory_with(splits, unsplit.memory, given)
-    row = row_of(run, inputs, _chosen(inputs, inputs.ranks), memory, exchanged, alone)
-    return [replace(row, rule=row.rule + WITH_SPLITS, split=splits)]
+    played = chosen_setting(inputs) if choice is None else choice.prediction
+    row = row_of(run, inputs, played, memory, exchanged, alone)
+    slower = choice is not None and unsplit.step < LEAST_GAIN * row.step
+    return [] if slower else [replace(row, rule=row.rule + WITH_SPLITS, split=splits)]
 
 
 def split_inputs(run: PlannedRun, step: PredictionInputs, facts: tuple[LayerFacts, ...]) -> SplitInputs:
@@ -347,7 +342,7 @@ def bottleneck(row: RunPlan, links: float, capacity: float) -> str:
         return _late(row, starved)
     if largest == row.computing:
         hidden = row.communicating - row.communication
-        behind = f"; {_ms(hidden)} of communication hide" if row.communicating else ""
+        behind = f"; {_ms(hidden)} of communication are hidden behind computing" if hidden >= LEAST_SHOWN else ""
         return f"computing: {largest / step:.0%} of the step{behind}"
     if largest == row.update:
         return f"updates: {largest / step:.0%} of the step wait for memory"

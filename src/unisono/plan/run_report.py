@@ -26,7 +26,7 @@ from unisono.plan.choose import StepParts, is_searched
 from unisono.plan.collective_costs import BASES
 from unisono.plan.layer_plan import ParallelPlan, Split
 from unisono.plan.planned_run import PlannedRun, held_bytes, product_seconds, unknown_rates
-from unisono.plan.run_plan import INTERVAL_ERROR, WITH_SPLITS, RunPlan, inputs_of, split_inputs
+from unisono.plan.run_plan import INTERVAL_ERROR, LEAST_SHOWN, WITH_SPLITS, RunPlan, inputs_of, split_inputs
 from unisono.plan.split import SplitInputs, describe_borders, sent_of
 from unisono.plan.trials import TRIAL_RATIO, steps_per_trial
 from unisono.rules import BSP
@@ -74,7 +74,7 @@ def as_lines(plans: Sequence[RunPlan], run: PlannedRun, least: float) -> Iterato
             yield f"{_name(plan)}: {describe_borders(plan.split)}"
     yield ""
     for rule, nodes in worthwhile(plans, least).items():
-        yield f"{rule}: more nodes pay up to {nodes}, where each further node has added {least:g} to the speedup"
+        yield f"{rule}: more nodes pay up to {nodes}: so far each further node adds at least {least:g} to the speedup"
     yield _wall_times(plans, run)
     yield (
         f"from - to: the error of predicted communication, {INTERVAL_ERROR:.1%} of a step in 9 of 10 runs in the lab; "
@@ -186,7 +186,12 @@ def _name(plan: RunPlan) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.1f} ms"
+    """Return milliseconds with a decimal; below 10 with three digits, as a step of a small network on many nodes has.
+
+    >>> _ms(1.2345), _ms(0.00012345), _ms(1e-18)
+    ('1,234.5 ms', '0.123 ms', '0.0 ms')
+    """
+    return f"{seconds * 1e3:.3g} ms" if LEAST_SHOWN <= seconds < 0.01 else f"{seconds * 1e3:,.1f} ms"
 
 
 COLUMNS: Mapping[str, Callable[[RunPlan], str]] = {
@@ -339,7 +344,7 @@ def comparison_data(rows: Sequence[Comparison]) -> list[dict[str, Any]]:
 
 def _mostly(row: Comparison) -> str:
     part, seconds = max(row.differences.items(), key=lambda item: abs(item[1]))
-    return f"{part} {seconds * 1e3:+,.1f} ms"
+    return f"{part} {'-' if seconds < 0 else '+'}{_ms(abs(seconds))}"
 
 
 CHANGE_COLUMNS: Sequence[tuple[str, Callable[[Comparison], str]]] = [

@@ -20,7 +20,9 @@ Layers to split, and the sizes of their groups, are chosen by the predicted step
 
 Every layer exchanges for itself, so what it has to gain is known beforehand: the seconds of its gradients in data
 parallelism less those of its parts and activations. Whether these seconds are waited for is not: so a plan is made for
-each weight of gradients beside activations, and that with the shortest predicted step is chosen.
+each weight of gradients beside activations, and that with the shortest predicted step is chosen. So far a step is in
+the buckets that a run begins with. Gradients that wait in these may hide in others: whether the plan is LEAST_GAIN
+times as fast is told in the setting that a run chooses, for each of both.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from typing import NamedTuple
 
 from unisono.placement import Partition, Placement, holders_of, model_groups
 from unisono.plan.bucket_layout import buckets_of
-from unisono.plan.choose import Candidate, PredictionInputs, Setting, initial_setting, predicted
+from unisono.plan.choose import Candidate, PredictionInputs, Setting, chosen_setting, initial_setting, predicted
 from unisono.plan.layer_plan import COLUMN, PART, ROW, ParallelPlan, Split
 from unisono.plan.trace import TracedLayer
 from unisono.step.costs import Cost, Duration
@@ -223,13 +225,15 @@ SplitModel = Callable[[int], tuple[tuple[LayerFacts, ...], Mapping[str, Split] |
 """Function (ranks) -> facts of a model's layers, and their splits; None: those that a run would choose."""
 
 
-def choose_splits(inputs: SplitInputs) -> SplitChoice:
-    """Return the splits that are predicted to be fastest; none unless a step is LEAST_GAIN times as fast."""
-    unsplit = predict_splits(inputs, {})
-    plans = [SplitChoice(plan, predict_splits(inputs, plan), unsplit) for plan in map(partial(_best, inputs), WEIGHTS)]
-    best = min(plans, key=lambda choice: (choice.prediction.prediction.step, len(choice.splits)))
-    slower = unsplit.prediction.step < LEAST_GAIN * best.prediction.prediction.step
-    return SplitChoice(ParallelPlan(), unsplit, unsplit) if slower else best
+def choose_splits(inputs: SplitInputs, unsplit: Candidate | None = None) -> SplitChoice:
+    """Return the splits that are predicted to be fastest; none unless a step is LEAST_GAIN times as fast as `unsplit`,
+    each in the setting that a run chooses. `unsplit` None: it is predicted as well."""
+    plans = [*map(partial(_best, inputs), WEIGHTS)]
+    best = min(plans, key=lambda plan: (predict_splits(inputs, plan).prediction.step, len(plan)))
+    unsplit = unsplit or chosen_setting(inputs.step)
+    split = chosen_setting(with_splits(inputs, best)) if best else unsplit
+    slower = unsplit.prediction.step < LEAST_GAIN * split.prediction.step
+    return SplitChoice(ParallelPlan(), unsplit, unsplit) if slower else SplitChoice(best, split, unsplit)
 
 
 def _best(inputs: SplitInputs, weight: float) -> ParallelPlan:

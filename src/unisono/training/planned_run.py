@@ -53,6 +53,7 @@ from unisono.training.recipe import (
     to_dict,
 )
 from unisono.training.recipe_check import about_virtual_ranks
+from unisono.user_function import is_user_function
 
 if TYPE_CHECKING:
     from unisono.data.pack.index import Index
@@ -122,8 +123,9 @@ def what_if(recipe: PlanRecipe, machine: MachineFacts, changes: str) -> tuple[Pl
 def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per_node: int = 1) -> PlannedRun:
     """Return the run of a recipe on nodes of a machine, at the machine's rate of the network where it has one.
 
-    Raises UsageError for a network that cannot be traced, a rule that is unknown, splits that no rule takes, virtual
-    ranks that do not fit, and for accelerators that the machine does not have; "auto" is planned on what it has.
+    Raises UsageError for a network that cannot be traced, or whose samples are not known, a rule that is unknown,
+    splits that no rule takes, virtual ranks that do not fit, and for accelerators that the machine does not have;
+    "auto" is planned on what it has.
     """
     for complaint in about_virtual_ranks(recipe, nodes * ranks_per_node) if recipe.training.virtual_ranks else ():
         raise RecipeError(complaint)
@@ -133,6 +135,12 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
             f"--set compute.device={HOST}"
         )
     data, samples, training, model = recipe.data, known_samples(recipe), recipe.training, recipe.model
+    own = is_user_function(model.name)
+    if own and not (samples.shape or data.size):
+        raise UsageError(
+            f"model.name = {model.name!r} is a network of your own, whose samples no paper tells: give their shape and "
+            "classes, as in --set samples.shape=3x32x32 --set samples.classes=10"
+        )
     shape = sample_shape(samples.shape) or input_shape(model.name, data.size)
     dtype = getattr(torch, model.dtype)
     network, traced = traced_network(model.name, model.folder, shape, samples.classes or CLASSES, dtype)
@@ -142,7 +150,10 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
     rates = at_rate_of(rates, measured, traced.layers, TRACED_SAMPLES, training.batch / nodes)
     speed, notes = speed_of_threads(recipe, machine, ranks_per_node)
     if data.pack and not samples.shape:
-        notes += (f"samples of {_words(shape)}, the network's own: {data.pack} is not here; else --set samples.shape",)
+        why = "by data.size" if data.size else "the network's own"
+        notes += (f"samples of {_words(shape)}, {why}: {data.pack} is not here; else --set samples.shape",)
+    if own and not samples.classes:
+        notes += (f"assumed, samples.classes: {CLASSES:,}, those of ImageNet; else --set samples.classes=N",)
     copies = 0 if data.storage in (REPLICATED, FILES) else data.groups
     threads = data.threads or MAX_DECODING_THREADS
     return PlannedRun(
