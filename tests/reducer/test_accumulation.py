@@ -56,6 +56,9 @@ def test_averages_and_placeholders_are_not_the_ranks_own_gradients() -> None:
     assert accumulation.has_gradients()
     torch.optim.SGD(memory.parameters, foreach=True).zero_grad(set_to_none=False)
     assert not accumulation.has_gradients()
+    with torch.inference_mode():
+        memory.parameters[1].grad = torch.ones(2)
+    assert accumulation.has_gradients()
 
 
 def summed(memory: BucketMemory) -> Accumulation:

@@ -102,7 +102,12 @@ class Accumulation:
             and (
                 self.accumulated
                 or parameter.grad.is_sparse
-                or (not lies_in(parameter.grad, view) and (not parameter.grad._version or bool(parameter.grad.any())))
+                or (not lies_in(parameter.grad, view) and (_is_new(parameter.grad) or bool(parameter.grad.any())))
             )
             for parameter, view in zip(self._memory.parameters, self._memory.views, strict=True)
         )
+
+
+def _is_new(gradient: torch.Tensor) -> bool:
+    """Return True for a tensor that nobody has written into; those of inference mode do not count their versions."""
+    return gradient.is_inference() or not gradient._version

@@ -267,7 +267,7 @@ class BucketMemory:
             )
         ]
         for index, average in averages.items():
-            self.parameters[index].grad = self.views[index].copy_(average).data
+            self.parameters[index].grad = self.views[index].copy_(average).detach()
         self._pieces = [[self._piece_of(index, place) for index in place.parameters] for place in self._places]
 
     def plan(self, order: Sequence[int], largest: int, end_ratio: int = 1) -> list[Bucket]:

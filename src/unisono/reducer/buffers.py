@@ -122,7 +122,8 @@ class Buffers:
                 elif torch.equal(buffer, slot.sent):
                     continue
                 elif isinstance(owner, _NormBase):
-                    dict.__setitem__(owner._buffers, slot.name, slot.sent.clone())
+                    with torch.inference_mode(False):  # training goes on with it, whoever waits first
+                        dict.__setitem__(owner._buffers, slot.name, slot.sent.clone())
                 else:
                     own = distinct(buffer)
                     own.copy_(slot.sent[tuple(map(slice, own.shape))])

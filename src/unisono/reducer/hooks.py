@@ -110,9 +110,8 @@ class WaitOnAccess(dict[str, Any]):
         self.wait_for = wait_for
 
     def __getitem__(self, name: str) -> Any:
-        value = super().__getitem__(name)
-        self.wait_for(value)
-        return value
+        self.wait_for(super().__getitem__(name))
+        return super().__getitem__(name)  # a wait may put another buffer in its place
 
     def __setitem__(self, name: str, value: Any) -> None:
         self.get(name)
@@ -120,9 +119,8 @@ class WaitOnAccess(dict[str, Any]):
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the value of that name, up to date."""
-        value = super().get(name, default)
-        self.wait_for(value)
-        return value
+        self.wait_for(super().get(name, default))
+        return super().get(name, default)
 
     def items(self) -> Any:
         """Return all items, up to date."""

@@ -187,7 +187,7 @@ class ModelReplica:
             for index in self.memory.place(key).parameters:
                 self._unset_parts[index] -= 1
                 if not self._unset_parts[index] and not self.discarded:
-                    own = views[index].data  # not the view: `.grad.data = ...` turns it to other memory
+                    own = views[index].detach()  # not the view: `.grad.data = ...` turns it to other memory
                     parameters[index].grad = own if self._has_gradient[index] else None
 
     def sum_squares(self, world: World) -> None:

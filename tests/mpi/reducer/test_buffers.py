@@ -89,6 +89,25 @@ def test_a_trainer_waits_for_buffers_before_it_uses_them(spread: World, overlap:
             assert same(spread, state[name])
 
 
+@pytest.mark.parametrize("reads", ["anew", "in inference mode"])
+def test_the_first_read_after_a_step_has_the_buffer_that_came(group: World, reads: str) -> None:
+    model = Centred()
+    trainer = unisono.Trainer(
+        model, group, unisono.BSP(), torch.optim.SGD(model.parameters(), 0.01), loss=lambda out, _: out.square().mean()
+    )
+    for step in range(3):
+        inputs = torch.randn(5, 4, generator=torch.Generator().manual_seed(step)) + group.rank
+        kept = model(inputs)  # a graph of the program's own
+        trainer.step(inputs, torch.zeros(5))
+        if reads == "anew":
+            assert same(group, model.norm.running_mean)
+            assert same(group, kept.detach()) == (group.size == 1)
+        else:
+            with torch.inference_mode():
+                model.eval()(inputs)
+            model.train()
+
+
 def test_a_rank_without_a_batch_gets_the_gradients(group: World) -> None:
     model = unisono.parallel(Centred(), group)
     for _ in range(2):

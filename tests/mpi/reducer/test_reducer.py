@@ -176,6 +176,17 @@ def test_gradients_that_the_program_swaps_or_transposes_are_added_to(group: Worl
         assert close(model, [parameter.grad for parameter in serial.parameters()]), step
 
 
+def test_a_graph_that_has_kept_an_average_notices_the_next_one(group: World) -> None:
+    model, weights = nn.Linear(3, 2), torch.ones(2, 3, requires_grad=True)
+    unisono.parallel(model, group)
+    model(torch.ones(4, 3)).sum().backward()
+    penalty = (weights * model.weight.grad).sum()
+    model.zero_grad()
+    model(3 * torch.ones(4, 3)).sum().backward()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        penalty.backward()
+
+
 def test_a_copy_of_the_model_is_a_model_of_its_own(group: World) -> None:
     model = unisono.parallel(make(0), group)
     duplicate = copy.deepcopy(model)
