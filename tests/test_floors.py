@@ -43,11 +43,11 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_293,
+    ".": 3_301,
     "asynchronous": 1_085,
     "bench": 1_555,
     "cli": 2_552,
-    "collectives": 4_134,
+    "collectives": 4_149,
     "compute": 1_256,
     "data": 6_367,
     "elastic": 1_232,
@@ -61,7 +61,7 @@ MAX_LINES = {
     "optimizers": 518,
     "papers": 663,
     "plan": 3_538,
-    "reducer": 4_106,
+    "reducer": 4_110,
     "rules": 1_195,
     "schedules": 1_692,
     "step": 2_848,
@@ -69,7 +69,7 @@ MAX_LINES = {
     "testing": 1_685,
     "torch_backend": 2_130,
     "training": 7_469,
-    "transports": 3_124,
+    "transports": 3_127,
     "view": 984,
     "wires": 279,
 }

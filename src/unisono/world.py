@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -172,12 +173,16 @@ class World:
         UsageError for what is no number of elements and no plain dtype, and leaves the world usable.
         """
         with Checks(self._group, "empty"):
-            is_count = isinstance(length, Integral) and not isinstance(length, bool) and 0 <= length < 1 << 59
+            is_count = isinstance(length, Integral) and not isinstance(length, bool) and length >= 0
             if not is_count or not isinstance(dtype, torch.dtype) or str(dtype).startswith(QUANTIZED):
                 raise UsageError(
                     f"rank {self.rank}: empty({length!r}, {dtype!r}) is no number of elements and a plain torch.dtype; "
                     "the tensor is flat: give it a shape by .view"
                 )
+            nbytes, memory = length * dtype.itemsize, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            if nbytes > memory:
+                request = f"empty({length}, {dtype}) needs {nbytes:,} bytes"
+                raise UsageError(f"rank {self.rank}: {request}, and this machine has {memory:,}")
         return self._group.empty(length, dtype)
 
     def __repr__(self) -> str:
@@ -186,9 +191,12 @@ class World:
     def split(self, color: int, key: int | None = None) -> World:
         """Return the world of the ranks that give the same `color`, ordered by `key`, or else by rank.
 
-        Raises UsageError for a color that is not a number from 0 to 2**31 - 1, and leaves the world usable.
+        Raises UsageError for a color that is not a number from 0 to 2**31 - 1, or a key that is no such number, from
+        -2**31 on, and leaves the world usable.
         """
         with Checks(self._group, "split"):
+            if key is not None and not (isinstance(key, Integral) and -(1 << 31) <= key < 1 << 31):
+                raise UsageError(f"rank {self.rank}: split({color!r}, {key!r}); a key is a number of 32 bits, or None")
             if not isinstance(color, Integral) or not 0 <= color < 1 << 31:
                 raise UsageError(f"rank {self.rank}: split({color!r}); a color is a number from 0 to {(1 << 31) - 1}")
         with self._group.enter_library_call(call_of("split()")):

@@ -34,7 +34,6 @@ NO_SHARED_TENSORS = {
     "a shape": ((2, 3), torch.float32),
     "below 0": (-1, torch.float32),
     "bool": (True, torch.int8),
-    "beyond memory": (1 << 60, torch.int8),
     "no dtype": (3, float),
     "quantized": (3, torch.quint8),
 }
@@ -44,6 +43,14 @@ NO_SHARED_TENSORS = {
 def test_a_refused_length_or_dtype_leaves_the_world_usable(world: World, length: Any, dtype: Any) -> None:
     with pytest.raises(UsageError, match=rf"rank {world.rank}: empty\(.* is no number of elements and a plain torch"):
         world.empty(length, dtype)
+    assert world.allreduce(torch.ones(2)).eq(world.size).all()
+
+
+def test_a_length_beyond_memory_and_a_key_that_is_no_number_are_refused(world: World) -> None:
+    with pytest.raises(UsageError, match=r"needs 140,737,488,355,328 bytes, and this machine has"):
+        world.empty(1 << 45, torch.float32)
+    with pytest.raises(UsageError, match=r"split\(0, 'a'\); a key is a number of 32 bits, or None"):
+        world.split(0, "a")  # type: ignore[arg-type]
     assert world.allreduce(torch.ones(2)).eq(world.size).all()
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from unisono.call import Call, call_of
-from unisono.collectives.trials import choices_file, read_choices, write_choices
+from unisono.collectives.trials import choices_file, keep_choice, read_choices
 from unisono.mpi import MPI
 from unisono.schedules import find
 from unisono.schedules.pieces import Cut, bounds
@@ -163,8 +163,9 @@ class SocketCalls:
         answer, forced = int(known[0]), bool(known[1])
         if answer < 0 and not forced:
             answer = self._measure(comm)
-            if rank == 0:
-                write_choices(path, {**read_choices(path), ENTRY: ANSWERS[answer]})
+            if rank == 0:  # a group that has measured at the same time may have kept another
+                answer = ANSWERS.index(keep_choice(path, ENTRY, kept, ANSWERS[answer]))
+            answer = comm.bcast(answer)
         self._few_rounds = answer == FEW_ROUNDS
         self._barrier = self._make_barrier(self._few_rounds)
         return forced or answer != LIBRARYS

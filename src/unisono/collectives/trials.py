@@ -12,6 +12,7 @@ point, or there are two ranks, whose sum has one order.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -108,8 +109,8 @@ class Trials:
         known = np.array([-1], np.int64)
         facts = reads, group.memory_for(plan.call).signals.compiled
         path, entry = choices_file(group.size, *facts), " ".join(map(str, key))
+        kept = read_choices(path).get(entry) if group.rank == 0 else None
         if group.rank == 0:
-            kept = read_choices(path).get(entry)
             known[0] = next((index for index, choice in enumerate(choices) if [*choice] == kept), -1)
         _maximum(group, known)
         if known[0] >= 0:
@@ -118,7 +119,7 @@ class Trials:
         usual = next((seconds[index] for index, choice in enumerate(choices) if choice == guess), np.inf)
         best = choices[int(seconds.argmin())] if seconds.min() < MIN_GAIN * usual else guess
         if group.rank == 0:
-            write_choices(path, {**read_choices(path), entry: [*best]})
+            keep_choice(path, entry, kept, [*best])
         return best
 
 
@@ -185,9 +186,22 @@ def read_choices(path: Path) -> Mapping[str, list[str]]:
     return content if isinstance(content, dict) else {}
 
 
-def write_choices(path: Path, choices: Mapping[str, list[str]]) -> None:
-    """Write choices atomically. Without a place to write, later runs measure again."""
+def keep_choice(path: Path, entry: str, before: list[str] | None, choice: list[str]) -> list[str]:
+    """Write a choice into the file, and return it; or the one that others, who measured at the same time, have written.
+
+    `before`: what the file had before the measurement. Without a place to write, later runs measure again.
+    """
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with write_atomically(path) as partial:
-            partial.write_text(json.dumps(choices, indent=1) + "\n")
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(folder, fcntl.LOCK_EX)
+            choices = read_choices(path)
+            if entry in choices and choices[entry] != before:
+                return choices[entry]
+            with write_atomically(path) as partial:
+                partial.write_text(json.dumps({**choices, entry: choice}, indent=1) + "\n")
+        finally:
+            os.close(folder)
+    return choice

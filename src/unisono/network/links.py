@@ -25,8 +25,8 @@ from fractions import Fraction
 from unisono.errors import UsageError
 from unisono.placement import Placement
 
-MIN_BETA = 1e-18
-"""Least seconds per byte of a link: an exabyte a second."""
+MIN_BETA = 1e-30
+"""Least seconds per byte of a link; what follows from less is no number."""
 
 Amount = float | Fraction
 """Seconds or bytes. Fractions as arguments give fractions as results: no price is rounded in between."""

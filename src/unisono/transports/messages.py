@@ -237,7 +237,10 @@ class Delivery:
         self._received: dict[int, int] = {}
 
     def transfer(self, sends: Iterable[Parcel], receives: Iterable[Parcel]) -> None:
-        """Send and receive all parcels, at most one each per peer. Raises MismatchError if one has another length."""
+        """Send and receive all parcels; several of one peer are in the same order at both ends, and equally long.
+
+        Raises MismatchError if one has another length.
+        """
         rank, size = self._comm.rank, self._comm.size
         outgoing = self._cut(sorted(sends, key=lambda parcel: (parcel.peer - rank) % size))
         incoming = self._cut(sorted(receives, key=lambda parcel: (rank - parcel.peer) % size))

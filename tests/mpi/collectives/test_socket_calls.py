@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from unisono.collectives import socket_calls
-from unisono.collectives.socket_calls import ANSWERS, ENTRY, FEW_ROUNDS, MAX_SHORT_BYTES, SocketCalls
+from unisono.collectives.socket_calls import ANSWERS, ENTRY, FEW_ROUNDS, MAX_FLAT_BYTES, MAX_SHORT_BYTES, SocketCalls
+from unisono.collectives.trials import keep_choice
 from unisono.errors import MismatchError, TensorError
 from unisono.placement import one_rank_per_node
 from unisono.schedules.pieces import bounds
@@ -38,6 +39,7 @@ def make_apart(world: World) -> World:
 def apart(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """All ranks as if each sat on a node of its own, joined by sockets."""
     monkeypatch.setenv(sockets.VARIABLE, "on")
+    monkeypatch.setattr(socket_calls, "read_choices", lambda _: {})  # whatever this machine has measured
     apart = make_apart(world)
     yield apart
     apart.free()
@@ -47,6 +49,7 @@ def apart(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 def broken(differing: None, world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """The same, for ranks in different calls, after which nobody uses it."""
     monkeypatch.setenv(sockets.VARIABLE, "on")
+    monkeypatch.setattr(socket_calls, "read_choices", lambda _: {})
     yield make_apart(world)
     world.barrier()
 
@@ -90,7 +93,8 @@ def test_few_rounds_where_they_are_faster(world: World, monkeypatch: pytest.Monk
     monkeypatch.setenv(sockets.VARIABLE, "on")
     monkeypatch.setattr(socket_calls, "read_choices", lambda _: {ENTRY: ANSWERS[FEW_ROUNDS]})
     apart = make_apart(world)
-    for length in (1, 60, 6000):
+    limit = MAX_FLAT_BYTES // 8 // (apart.size - 1)
+    for length in (1, limit, limit + 1, 6000):
         for step in range(3):
             tensor = torch.arange(length) + (apart.rank + 1) * step
             assert torch.equal(
@@ -101,7 +105,7 @@ def test_few_rounds_where_they_are_faster(world: World, monkeypatch: pytest.Monk
             assert torch.equal(received, (10 * torch.arange(apart.size) + apart.rank).view(-1, 1).expand(-1, length))
             apart.barrier()
     planned = {(plan.collective, plan.nbytes): plan.algorithm for plan in apart._group.prepared}
-    assert planned["allreduce", 8] == "flat"
+    assert planned["allreduce", 8] == planned["allreduce", 8 * limit] == "flat" != planned["allreduce", 8 * limit + 8]
     assert planned["allreduce", 48_000] == "circulant"
     assert planned["all_to_all", 8 * apart.size] == "direct"
     apart.free()
@@ -265,6 +269,9 @@ def test_a_run_and_the_next_have_the_same_answer(world: World, monkeypatch: pyte
             assert transports_of(apart) == ({"sockets"} if faster else {"library"})
             apart.free()
         assert next(answers) != faster, "it was measured once"
+        if world.rank == 0:  # what others have kept meanwhile holds
+            (file,) = tmp_path.rglob("choices-*.json")
+            assert keep_choice(file, ENTRY, None, ANSWERS[FEW_ROUNDS]) == ANSWERS[int(faster)]
         world.barrier()
         for file in tmp_path.rglob("choices-*.json"):
             file.unlink()
