@@ -48,6 +48,15 @@ def format_duration(seconds: float) -> str:
     return f"{minutes}:{rest:02} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02} h"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number of things in words.
+
+    >>> counted(1, "rank"), counted(2, "rank")
+    ('1 rank', '2 ranks')
+    """
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
     """Return the lines of a table in Markdown. Columns with these numbers are aligned left, all others right."""
     marks = ["---" if index in left else "---:" for index in range(len(header))]

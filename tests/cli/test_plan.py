@@ -164,6 +164,7 @@ NOT_WITH_CHECK = ("--chart=x.svg", "--nodes=4", "--layers", "--what-if=bandwidth
         ((*SMALL, "--nodes=4,2"), "--nodes 4,2: give rising numbers"),
         ((*SMALL, "--nodes=1,...,8"), "--nodes 1,...,8: two numbers"),
         ((*SMALL, "--set=samples.shape=3x"), "samples.shape = '3x'; give the shape"),
+        ((*SMALL, "--set=samples.shape=8x8"), "samples.shape of an image is channels x height x width, not 8x8: layer"),
         ((*SMALL, "--what-if=speed=2x"), "--what-if speed=2x: give a factor"),
         ((*SMALL, "--what-if=exchange.wrie=int8"), "did you mean exchange.wire?"),
         ((*SMALL, "--set=samples.pixels=-1"), "samples.pixels = -1, but it has to be at least 0"),

@@ -106,7 +106,7 @@ def test_an_unknown_network_is_said_to_be_one(in_process: Run) -> None:
         (["--bytes=0"], "--bytes 0: write sizes"),
         (["--bytes=0.5"], "of whole bytes"),
         (["--ranks=0"], "--ranks 0: the number of ranks must be at least 1"),
-        (["--ranks=1"], "1 ranks on one node pass no link"),
+        (["--ranks=1"], "a collective of 1 rank on one node passes no link"),
         (["--ranks=100000"], "100,000 ranks are too many to price; the limit is 40,960"),
         ([f"--ranks={10**18}"], "1,000,000,000,000,000,000 ranks are too many to price; the limit is 40,960"),
         (["--bytes=2000000000GiB"], "--bytes 2000000000GiB: the limit is 1 EiB, 2^60 bytes"),

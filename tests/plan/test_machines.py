@@ -118,6 +118,8 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     ) as caught:
         find_machine("cray")
     assert "\n" not in str(caught.value)
+    with pytest.raises(UsageError, match=r"no file cray\.toml, and no machine of that name: there are aws_c4_"):
+        find_machine("cray.toml")
 
 
 ROW = 'name = "x"\n[[collective]]\ncollective = "allreduce"\nbytes = 4\nseconds = 1\nspread = 0\nwire = "float32"'

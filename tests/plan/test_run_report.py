@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.plan.test_split import SLOW, cd_dnn, inputs, layer_of
@@ -34,6 +35,7 @@ from unisono.plan.run_report import (
 )
 from unisono.plan.split import choose_splits, sent_of
 from unisono.plan.trace import TracedLayer
+from unisono.plan.trials import LEAST_TRIAL_STEPS, MOST_TRIAL_STEPS
 from unisono.rules import BSP, LocalSGD
 
 MACHINE = MachineFacts("example", NodeFacts(flops=1e12), link=LinkFacts(1e9), assumed={"link.bandwidth": "a guess"})
@@ -337,6 +339,22 @@ def test_the_constants_are_those_of_a_run() -> None:
     assert len(overlaps_of(BSP())) + len(BUCKET_VARIANTS) + 1 == TRIALS
     assert MEASURED_STEPS == 5  # step 0 and steps 1 to 4
     assert AUTOTUNE_CALLS % (1 + AUTOTUNE_REPETITIONS) == 0
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("planning", "5 steps without overlap, and {least} to {most} that are"),
+        ("sharp_bits", "(up to {all} steps)"),
+        ("step", "which takes {few} to {all} steps"),
+    ],
+)
+def test_pages_have_the_steps_of_a_search(page: str, words: str) -> None:
+    """A step more than are measured for each trial, of which there is one at least."""
+    least, most = (TRIALS * (1 + steps) for steps in (LEAST_TRIAL_STEPS, MOST_TRIAL_STEPS))
+    few, all_steps = MEASURED_STEPS + 1 + LEAST_TRIAL_STEPS, MEASURED_STEPS + most
+    text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text()
+    assert words.format(least=least, most=most, few=few, all=all_steps) in text
 
 
 @pytest.mark.parametrize(

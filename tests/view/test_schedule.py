@@ -148,4 +148,4 @@ def test_lanes_are_tables_of_their_own() -> None:
 
 
 def test_one_rank_has_nothing_to_do() -> None:
-    assert draw(halving, 1, "halving").splitlines()[0] == "halving: 1 ranks, 1 chunks"
+    assert draw(halving, 1, "halving").splitlines()[0] == "halving: 1 rank, 1 chunk"

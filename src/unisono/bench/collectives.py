@@ -37,7 +37,7 @@ from unisono.bench.peer_program import (
     time_calls,
     write_results,
 )
-from unisono.formats import format_bytes, markdown_table
+from unisono.formats import counted, format_bytes, markdown_table
 from unisono.initialize import init
 from unisono.measure.timing import times, timing_of
 from unisono.mpi import MPI
@@ -199,7 +199,8 @@ def draw(results: Mapping[str, Any]) -> bytes:
 
 def _setting(results: Mapping[str, Any]) -> str:
     ranks, nodes, supernodes = (results[name] for name in ("ranks", "nodes", "supernodes"))
-    return f"{ranks} ranks on {nodes} nodes in {supernodes} supernodes, {results['library']}"
+    on = f"{counted(ranks, 'rank')} on {counted(nodes, 'node')} in {counted(supernodes, 'supernode')}"
+    return f"{on}, {results['library']}"
 
 
 def _times(rows: Sequence[Mapping[str, Any]], name: str, bounded: bool) -> Times:

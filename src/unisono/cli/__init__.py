@@ -114,7 +114,7 @@ def main() -> None:
         code = command()(standalone_mode=False)  # called itself, Typer puts a hook before ours
         print(end="", flush=True)
     except (UsageError, typer.TyperException) as error:
-        message = error.format_message() if isinstance(error, typer.BadParameter) else str(error)
+        message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
         if message:
             print(f"unisono: {' '.join(message.split())}", file=sys.stderr)
         code = 2

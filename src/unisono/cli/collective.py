@@ -52,7 +52,9 @@ def case_of(
         float | None,
         typer.Option(help="Sum of a supernode's rates over its uplink's, with --rate; default: 1."),
     ] = None,
-    wire: Annotated[str | None, typer.Option(help="Encoding of messages: bfloat16, float16, int8, int4.")] = None,
+    wire: Annotated[
+        str | None, typer.Option(help="Encoding of messages: float32, bfloat16, float16, int8, int4 or exact.")
+    ] = None,
 ) -> Any:
     """Return the collective that the options describe, and the slow links of its machine by node.
 

@@ -38,6 +38,7 @@ import torch
 from unisono.compute.prepare import has_bfloat16
 from unisono.data.loading import PROCESSOR
 from unisono.errors import UsageError
+from unisono.formats import counted
 from unisono.measure.facts import machine_facts, sites_of
 from unisono.measure.links import Links, measure_links
 from unisono.measure.probes import (
@@ -205,7 +206,7 @@ def machine_at(path: Path) -> MachineFacts | None:
 def time_candidates(world: World, max_bytes: int, log: Log) -> ProbeFindings:
     """Measure the links, and time the candidates up to `max_bytes` bytes. Called by all ranks, with the same result."""
     begin = time.perf_counter()
-    log(f"measuring the links of {world.size} ranks on {world.nodes} nodes")
+    log(f"measuring the links of {counted(world.size, 'rank')} on {counted(world.nodes, 'node')}")
     links = measure_links(world)
     groups = [links.supernodes[world.placement.node_of(rank)] for rank in range(world.size)]
     placement = place(world.placement.node_of_rank, groups)

@@ -50,6 +50,7 @@ from math import ceil, log
 from typing import NamedTuple
 
 from unisono.errors import UsageError
+from unisono.formats import counted
 from unisono.network import EVEN, Network, NetworkError, Simulated, Uneven, bound, estimate, price, simulate
 from unisono.network.choice import COLLECTIVES, LIBRARY, LONG_BYTES_PER_RANK, ScheduleTable, choose_by_price
 from unisono.network.pace import pace_of
@@ -101,8 +102,8 @@ class CollectiveCase:
             raise UsageError(f"there is no collective {self.collective!r}; there are {', '.join(COLLECTIVES)}")
         if self.placement.one_node:
             raise UsageError(
-                f"{self.placement.ranks} ranks on one node pass no link between nodes: take more ranks, or fewer on "
-                "each node; `unisono bench collectives` measures one node"
+                f"a collective of {counted(self.placement.ranks, 'rank')} on one node passes no link between nodes: "
+                "take more ranks, or fewer on each node; `unisono bench collectives` measures one node"
             )
         if self.wire is not None:
             WIRES.check(self.wire)

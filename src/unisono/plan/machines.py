@@ -281,7 +281,8 @@ def find_machine(name: str) -> MachineFacts:
     path = machine_file(name)
     if not path.is_file():
         known_names = ", ".join(machine_names())
-        raise UsageError(f"no machine {name}: there are {known_names}, or give a TOML file, such as ./mine.toml")
+        missing = f"no file {name}, and no machine of that name" if path == Path(name) else f"no machine {name}"
+        raise UsageError(f"{missing}: there are {known_names}, or give a TOML file, such as ./mine.toml")
     return read_machine(path)
 
 

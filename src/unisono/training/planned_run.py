@@ -281,7 +281,13 @@ def traced_network(
         except (RuntimeError, ValueError, TypeError) as error:  # of a user's network: weights on meta have no values
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UsageError(f"model.name = {name!r} is not made without memory for its weights: {reason}") from error
-        return network, trace_shapes(network, example_of(network, shape, TRACED_SAMPLES))
+        try:
+            return network, trace_shapes(network, example_of(network, shape, TRACED_SAMPLES))
+        except UsageError as error:
+            if len(shape) != 2:
+                raise
+            why = f"samples.shape of an image is channels x height x width, not {_words(shape)}"
+            raise UsageError(f"{why}: {error}") from error
 
 
 def example_of(network: nn.Module, shape: tuple[int, ...], samples: int) -> Tensor:

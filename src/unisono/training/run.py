@@ -37,6 +37,7 @@ from unisono.device import module_of
 from unisono.engine import Observe
 from unisono.errors import RecipeError, UsageError
 from unisono.files import check_appendable
+from unisono.formats import counted
 from unisono.launch import available_cores
 from unisono.models import make_network, user_network
 from unisono.optimizers import make_optimizer
@@ -184,8 +185,8 @@ def _train(recipe: Recipe, world: World, options: TrainOptions, lock: RunLock | 
     feed, trainer, plan, lines = make_parts(recipe, world, rule, timeline, resume or options.replay)
     kept = replace(recipe, ranks=world.size)
     home = resume or world.call_on_root(lambda: run_directory.create_run(kept, options.folder, lock))
-    on = "1 node" if world.nodes == 1 else f"{world.nodes} nodes"
-    lines.insert(0, f"{recipe.name}: {world.size} ranks on {on}, {feed.samples} samples, into {home}")
+    on = f"{counted(world.size, 'rank')} on {counted(world.nodes, 'node')}"
+    lines.insert(0, f"{recipe.name}: {on}, {feed.samples} samples, into {home}")
     run = Run(recipe, world, feed, trainer, home, began, options, timeline, lines)
     player: EventPlayer = WorkerPlayer(run, rule) if has_servers(rule) else TogetherPlayer(run)
     player.begin(before)

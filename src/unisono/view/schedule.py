@@ -32,7 +32,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from unisono.formats import text_table
+from unisono.formats import counted, text_table
 from unisono.placement import Placement
 from unisono.schedules.rounds import begins_of, messages_of, rounds_of
 from unisono.schedules.schedule import Action, Algorithm, Program, Transfer
@@ -50,7 +50,7 @@ UNIT, ARROW = 34.0, 1.2
 def draw(algorithm: Algorithm, ranks: int, name: str = "schedule", placement: Placement | None = None) -> str:
     """Return the schedule of all `ranks` ranks as lines of text, with a table for each lane; with supernodes, costs."""
     programs = [algorithm(rank, ranks) for rank in range(ranks)]
-    lines = [f"{name}: {ranks} ranks, {programs[0].chunks} chunks"]
+    lines = [f"{name}: {counted(ranks, 'rank')}, {counted(programs[0].chunks, 'chunk')}"]
     for lane in range(len(programs[0].lanes)):
         if len(programs[0].lanes) > 1:
             lines += ["", f"lane {lane}"]
@@ -164,8 +164,8 @@ def draw_svg(algorithm: Algorithm, ranks: int, name: str = "schedule", placement
         for index, (begin, _) in enumerate(marks):
             sends, across = costs_of(sent, index, programs[0].chunks, placement)
             marks[index] = begin, f"{f'{sends}, ' * (sends != across)}{across} across" if across else sends
-    chunks = f"{programs[0].chunks} chunk{'s' * (programs[0].chunks > 1)}"
-    title = f"{name}: {ranks} ranks{f' on {len(set(nodes))} nodes' * bool(nodes)}, {chunks}"
+    on = f" on {counted(len(set(nodes)), 'node')}" if nodes else ""
+    title = f"{name}: {counted(ranks, 'rank')}{on}, {counted(programs[0].chunks, 'chunk')}"
     return draw_spans(rows, title, UNIT, marks, arrows)
 
 
