@@ -63,9 +63,11 @@ def test_it_gives_up_only_after_generations_in_a_row_without_a_new_step(ends: li
 
 def test_a_program_that_fails_before_its_first_step_is_started_twice() -> None:
     again = decide(Generation(4), End(EXCEPTION_CODE, -1, 4), 1)
-    assert again == Generation(4, 2, fruitless=1)
+    assert again == Generation(4, 2, fruitless=1, failed=1)
     assert "2 generations" in str(decide(again, End(EXCEPTION_CODE, -1, 4), 1))
     assert decide(again, End(137, -1, 4), 1) == Generation(4, 3, fruitless=2), "a rank was killed"
+    killed = decide(Generation(4), End(137, -1, 4), 1)
+    assert decide(killed, End(EXCEPTION_CODE, -1, 4), 1) == Generation(4, 3, fruitless=2, failed=1), "it failed once"
     assert decide(Generation(4, 3, 10, 1, made=4), End(EXCEPTION_CODE, 10, 4), 1) == Generation(4, 4, 10, 2, made=4)
 
 
@@ -127,6 +129,7 @@ def test_a_copy_that_the_disk_refuses_stays_in_memory(tmp_path: Path, monkeypatc
     (memory / "step-000000012").mkdir(parents=True)
     (memory / "step-000000012" / "manifest.json").write_text("12")
     (memory / "samples-0").touch()
+    (memory / "step-000000009").mkdir()
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -139,8 +142,8 @@ def test_a_copy_that_the_disk_refuses_stays_in_memory(tmp_path: Path, monkeypatc
     assert [path.name for path in left.iterdir()] == ["step-000000012"]
     assert f"{refused.value}" == (
         f"cannot write a checkpoint into {checkpoints}: [Errno 28] No space left on device; the state is in "
-        f"{left}/step-000000012: free space, copy it to {checkpoints}, then resume with: "
-        f"unisono run --elastic --resume {tmp_path}/run t.py"
+        f"{left}/step-000000012: free space, mkdir -p {checkpoints}, mv {left}/step-000000012 {checkpoints}, "
+        f"rm -r {left}, then resume with: unisono run --elastic --resume {tmp_path}/run t.py"
     )
     assert not [*checkpoints.iterdir()]
 

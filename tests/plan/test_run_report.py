@@ -342,19 +342,19 @@ def test_the_constants_are_those_of_a_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "words"),
+    ("page", "sentence"),
     [
         ("planning", "5 steps without overlap, and {least} to {most} that are"),
         ("sharp_bits", "(up to {all} steps)"),
         ("step", "which takes {few} to {all} steps"),
     ],
 )
-def test_pages_have_the_steps_of_a_search(page: str, words: str) -> None:
+def test_pages_have_the_steps_of_a_search(page: str, sentence: str) -> None:
     """A step more than are measured for each trial, of which there is one at least."""
     least, most = (TRIALS * (1 + steps) for steps in (LEAST_TRIAL_STEPS, MOST_TRIAL_STEPS))
     few, all_steps = MEASURED_STEPS + 1 + LEAST_TRIAL_STEPS, MEASURED_STEPS + most
     text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text()
-    assert words.format(least=least, most=most, few=few, all=all_steps) in text
+    assert sentence.format(least=least, most=most, few=few, all=all_steps) in text
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,13 @@ from unisono.training.trainer import Trainer
 
 def test_a_seal_holds_for_the_same_steps_however_many_are_left() -> None:
     assert holds(PREDICTION, replace(RUN, steps=3, machine="", recipe="renamed"))
+    assert holds(PREDICTION, replace(RUN, settings="9f")), "seals of older releases do not have them"
 
 
 @pytest.mark.parametrize("change", [{"ranks": 2}, {"nodes": 1}, {"batch": 32}, {"settings": "9f"}])
 def test_a_seal_does_not_hold_for_other_steps(change: dict[str, Any]) -> None:
-    assert not holds(PREDICTION, replace(RUN, **change))
+    run = replace(RUN, settings="1a")
+    assert not holds(replace(PREDICTION, run=run), replace(run, **change))
 
 
 def facts_of(*changes: str) -> RunFacts:

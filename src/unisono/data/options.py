@@ -48,7 +48,7 @@ class DataOptions:
     """Random changes in training. Images: none, mirror, shift, scale, crop. Audio: none, shift, mask."""
     mean: str = choice("channel", "channel", "image")
     """Mean that is subtracted from images: "channel", that of each channel; "image", the training set's mean image."""
-    threads: int = number(0, at_least=0)
+    threads: int = number(0, at_least=0, at_most=1024)
     """Threads that decode samples, in each rank; 0: the rank's fair share of the cores, at most 8."""
 
     def __post_init__(self) -> None:

@@ -51,6 +51,8 @@ class Generation:
     """Generations before it, in a row, that kept no new step."""
     made: int = 0
     """Ranks of the last generation before it that kept a new step; 0 for none."""
+    failed: int = field(default=0, repr=False)
+    """Generations before it, in a row, that an exception has ended before any step was kept."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def decide(before: Generation, end: End, least: int) -> Generation | str:
     ''
     >>> decide(Generation(4, 1), End(9, step=118, ranks=1), least=2)
     'ranks are left for 1, and --min-ranks is 2'
-    >>> decide(Generation(4, 2, fruitless=1), End(EXCEPTION_CODE, step=-1, ranks=4), least=1)
+    >>> decide(Generation(4, 2, fruitless=1, failed=1), End(EXCEPTION_CODE, step=-1, ranks=4), least=1)
     '2 generations in a row ended before a new step was kept'
     """
     made = before.ranks if end.step > before.step else before.made
@@ -92,9 +94,10 @@ def decide(before: Generation, end: End, least: int) -> Generation | str:
     if end.ranks < least:
         return f"ranks are left for {end.ranks}, and --min-ranks is {least}"
     fruitless = 0 if end.joins or end.step > before.step else before.fruitless + 1
-    if fruitless >= (MAX_FAILED_STARTS if end.code == EXCEPTION_CODE and not made else MAX_FRUITLESS):
-        return f"{fruitless} generations in a row ended before a new step was kept"
-    return Generation(ranks, before.number + 1, end.step, fruitless, made)
+    failed = before.failed + 1 if end.code == EXCEPTION_CODE and end.step < 0 else 0
+    if fruitless == MAX_FRUITLESS or failed == MAX_FAILED_STARTS:
+        return f"{max(failed, fruitless)} generations in a row ended before a new step was kept"
+    return Generation(ranks, before.number + 1, end.step, fruitless, made, failed)
 
 
 @dataclass(frozen=True)
@@ -168,10 +171,13 @@ class ElasticRun:
             left = self.memory.rename(self.memory.with_name(f"unisono-state-{self.key}-{self.command_key}"))
             for samples in left.glob("samples-*"):
                 samples.unlink(missing_ok=True)
+            for older in names[:-1]:
+                shutil.rmtree(left / older, ignore_errors=True)
             reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error  # of the first of its files
             raise CheckpointError(
                 f"cannot write a checkpoint into {checkpoints}: {reason}; the state is in {left / names[-1]}: free "
-                f"space, copy it to {checkpoints}, then resume with: {self._resumption}"
+                f"space, mkdir -p {checkpoints}, mv {left / names[-1]} {checkpoints}, rm -r {left}, then resume with: "
+                f"{self._resumption}"
             ) from error
         return True
 

@@ -141,6 +141,8 @@ def ended_run(folder: Path) -> tuple[Seal, Measurement]:
             f"{folder} has no measurement: the run has not ended; continue it with unisono train --resume {folder}"
         )
     seal, measurement = measured[-1], read_measurement(measured[-1].measurement)
+    if not measurement.seal:
+        raise UsageError(f"{folder} was resumed with other settings than those of its seal, and has none for them")
     if measurement.seal != seal.digest:
         raise UsageError(_changed(seal.path, seal.digest, measurement.seal))
     return seal, measurement

@@ -20,9 +20,8 @@ Layers to split, and the sizes of their groups, are chosen by the predicted step
 
 Every layer exchanges for itself, so what it has to gain is known beforehand: the seconds of its gradients in data
 parallelism less those of its parts and activations. Whether these seconds are waited for is not: so a plan is made for
-each weight of gradients beside activations, and that with the shortest predicted step is chosen. So far a step is in
-the buckets that a run begins with. Gradients that wait in these may hide in others: whether the plan is LEAST_GAIN
-times as fast is told in the setting that a run chooses, for each of both.
+each weight of gradients beside activations, and that with the shortest predicted step is chosen, in the buckets that a
+run begins with. As gradients may hide in others, LEAST_GAIN is that of the settings that runs choose.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ from unisono.step.costs import Cost, Duration
 from unisono.step.layout import ActivationExchange
 
 WEIGHTS = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0)
-"""Weights of gradients beside activations, which are waited for: gradients may hide, or cost more than their share of a
-bucket."""
+"""Weights of gradients beside activations: gradients may hide, or cost more than their share of a bucket."""
 
 LEAST_GAIN = 1.1
 """Ratio of data parallelism's predicted step to that of a plan from which on layers are split. Predicted steps were off

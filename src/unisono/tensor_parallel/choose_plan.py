@@ -77,13 +77,12 @@ def choose_plan(
     deferred: bool = False,
     refused: str = "",
 ) -> PlanChoice:
-    """Return the plan that is predicted to be fastest, the same on all ranks, which call this together; it is empty
-    where no split is predicted to be faster.
+    """Return the fastest plan by prediction, the same on all ranks, which call this together; empty: data parallelism.
 
     `example` is a batch as this rank has it in data parallelism; all ranks' batches together are one step. `within`
     gives the context in which the model computes, `deferred` is True where gradients are waited for when weights are
-    read, as by a Trainer, not at the end of the backward pass. `refused` says why nothing is split. The model stays as
-    it is: a copy is traced. Raises UsageError for a model that cannot be copied or traced.
+    read, as by a Trainer. `refused` says why nothing is split. The model stays as it is: a copy is traced. Raises
+    UsageError for a model that cannot be copied or traced.
     """
     if refused or world.size == 1:
         reason = refused or "there is one rank"

@@ -18,8 +18,7 @@ A dropout's random numbers follow from (seed, step, sample, layer), whatever the
     the same, features split over 2 ranks                 rank 0: 1 0 1 1      rank 1: 0 1 1 1
 
 A sample has its number in the batch of all ranks, so the same sample gets the same mask on any rank. Every rank draws
-the numbers of whole samples and takes its part. A layer that is called twice in a step draws the same numbers again; so
-does a recomputation.
+the numbers of whole samples and takes its part. A layer that is called again in a step draws the same numbers again.
 """
 
 from __future__ import annotations

@@ -89,8 +89,7 @@ class GroupLink:
         self._weight, self.shares = weight, {}
 
     def share(self) -> float:
-        """Return the share of this rank's loss in that of the group. Called in backward passes, by all members together
-        for the first time in an average."""
+        """Return the share of this rank's loss in that of the group; all members call it, in backward passes."""
         average, weight = self._weight()
         if average not in self.shares:
             local = torch.tensor([weight], dtype=torch.float64)

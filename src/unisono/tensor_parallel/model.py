@@ -76,8 +76,7 @@ def check_plan(plan: ParallelPlan, model: nn.Module, ranks: int) -> ParallelPlan
 
     Wildcards are replaced by the layers that they name, a size of 0 by `ranks`; dropouts between a layer that gives its
     part and one that takes it are added. Raises UsageError for an unknown name, a layer that cannot be split as asked,
-    groups that do not divide the ranks, a part that no layer takes, and a weight that is tied to one that is not split
-    alike.
+    groups that do not divide the ranks, a part that no layer takes, and a weight tied to one that is not split alike.
     """
     modules, named = dict(model.named_modules()), dict[str, Split]()
     for name, split in plan.items():
@@ -268,8 +267,7 @@ def cut_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, stat
 
 
 def _whole(model: nn.Module, state: dict[Any, Any], parameters: Mapping[Any, Tensor]) -> dict[Any, Any]:
-    """Return a state on rank 0, {} elsewhere: whole tensors for those that are shaped like the part of the parameter of
-    that name. Called by all ranks together."""
+    """Return a state on rank 0, {} elsewhere, with whole tensors for those shaped as the part of their parameter."""
     if (split := split_of(model)) is None:
         return state
     parts, gathered = named_parts(model), copy.copy(state)

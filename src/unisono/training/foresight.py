@@ -212,7 +212,8 @@ class RunForesight:
 def holds(sealed: SealedPrediction, facts: RunFacts) -> bool:
     """Return True where a prediction is that of the same steps: batch, ranks, nodes and settings are equal."""
     before = sealed.run
-    return all(getattr(before, key) == getattr(facts, key) for key in ("batch", "ranks", "nodes", "settings"))
+    keys = ("batch", "ranks", "nodes", "settings") if before.settings else ("batch", "ranks", "nodes", "model", "rule")
+    return all(getattr(before, key) == getattr(facts, key) for key in keys)  # older seals have no settings
 
 
 def reason_without_measurement(period: int, skip: int) -> str:

@@ -409,10 +409,7 @@ def check_fit(model: torch.nn.Module, name: str, inputs: Tensor, within: StepCon
 
 
 def choose_layers(recipe: Recipe, world: World, feed: InputFacts, rule: BaseRule, device: torch.device) -> PlanChoice:
-    """Return the plan of the layers, the same on all ranks, which call this together, and lines about it.
-
-    `feed` gives the shapes of the network's inputs; nothing is read from it.
-    """
+    """Return the plan of the layers for `feed`'s shapes of inputs, and lines about it. All ranks call it together."""
     model = make_model(recipe, feed, device).train()
     first, last = bounds(recipe.training.batch, world.size, world.rank)
     example = cast_inputs(feed.blank(last - first).to(device), DTYPES[recipe.model.dtype])

@@ -37,7 +37,7 @@ def split_folder(folder: Path, names: Sequence[str]) -> Path:
     missing = "" if folder.is_dir() else "there is no such folder; "
     raise PackError(
         f"{folder} has no pack named {' or '.join(names)}: {missing}create it with unisono pack SOURCE {folder}, or "
-        "name another folder: --set data.pack=FOLDER"
+        "name another folder: data.pack of a recipe, or of recipe.toml in the folder of a run"
     )
 
 
