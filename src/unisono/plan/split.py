@@ -228,7 +228,7 @@ def choose_splits(inputs: SplitInputs, unsplit: Candidate | None = None) -> Spli
     each in the setting that a run chooses. `unsplit` None: it is predicted as well."""
     plans = [*map(partial(_best, inputs), WEIGHTS)]
     best = min(plans, key=lambda plan: (predict_splits(inputs, plan).prediction.step, len(plan)))
-    unsplit = unsplit or chosen_setting(inputs.step)
+    unsplit = unsplit or chosen_setting(with_splits(inputs, {}))
     split = chosen_setting(with_splits(inputs, best)) if best else unsplit
     slower = unsplit.prediction.step < LEAST_GAIN * split.prediction.step
     return SplitChoice(ParallelPlan(), unsplit, unsplit) if slower else SplitChoice(best, split, unsplit)
