@@ -11,9 +11,9 @@ from unisono.collectives.trials import (
     MAX_TRIED_BYTES,
     candidates,
     choices_file,
+    keep_choice,
     read_choices,
     size_class,
-    write_choices,
 )
 from unisono.network.choice import LIBRARY, Choice
 
@@ -45,13 +45,13 @@ def test_classes(nbytes: int, expected: int) -> None:
 def test_the_file_of_choices(tmp_path: Path) -> None:
     path = tmp_path / "unisono" / "choices.json"
     assert read_choices(path) == {}
-    write_choices(path, {"allreduce float32 sum 65536": ["direct", "cma"]})
+    keep_choice(path, "allreduce float32 sum 65536", None, ["direct", "cma"])
     assert read_choices(path) == {"allreduce float32 sum 65536": ["direct", "cma"]}
     assert [*path.parent.iterdir()] == [path]
     for damaged in ("{", "[1]"):
         path.write_text(damaged)
         assert read_choices(path) == {}
-    write_choices(Path("/proc/choices.json"), {})  # no place to write: measured again by later runs
+    keep_choice(Path("/proc/choices.json"), "any", None, ["library"])  # no place to write: measured again by later runs
 
 
 def test_choices_are_kept_by_machine_and_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,5 +71,5 @@ def test_a_user_without_a_home_keeps_no_choices(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "expanduser", no_home)
-    write_choices(choices_file(2, reads=True, compiled=True), {"allreduce float32 sum 65536": ["direct", "cma"]})
+    keep_choice(choices_file(2, reads=True, compiled=True), "allreduce float32 sum 65536", None, ["direct", "cma"])
     assert read_choices(choices_file(2, reads=True, compiled=True)) == {}

@@ -177,6 +177,8 @@ def test_gradients_that_the_program_swaps_or_transposes_are_added_to(group: Worl
 
 
 def test_a_graph_that_has_kept_an_average_notices_the_next_one(group: World) -> None:
+    if group.size == 1:
+        pytest.skip("one rank has no average: PyTorch's own gradients are others in each pass")
     model, weights = nn.Linear(3, 2), torch.ones(2, 3, requires_grad=True)
     unisono.parallel(model, group)
     model(torch.ones(4, 3)).sum().backward()
