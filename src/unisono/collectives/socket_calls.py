@@ -73,7 +73,7 @@ CALLS_NAMED = 8
 ENTRY, ANSWERS = "short calls between nodes", (["library"], ["sockets"], ["sockets", "few rounds"])
 """Key and values of the answer in the file of this machine's choices."""
 
-LIBRARYS, FEW_MESSAGES, FEW_ROUNDS = range(len(ANSWERS))
+BY_LIBRARY, FEW_MESSAGES, FEW_ROUNDS = range(len(ANSWERS))
 """Places of the answers."""
 
 TOKENS = 1 << 64
@@ -111,7 +111,7 @@ def answer_for(few_messages: float, few_rounds: float, library: float) -> int:
     (1, 2, 0)
     """
     if min(few_messages, few_rounds) >= MAX_TIMES_LIBRARY * library:
-        return LIBRARYS
+        return BY_LIBRARY
     return FEW_ROUNDS if few_rounds < MAX_TIMES_FEW_MESSAGES * few_messages else FEW_MESSAGES
 
 
@@ -167,8 +167,8 @@ class SocketCalls:
                 answer = ANSWERS.index(keep_choice(path, ENTRY, kept, ANSWERS[answer]))
             answer = comm.bcast(answer)
         self._few_rounds = answer == FEW_ROUNDS
-        self._barrier = self._make_barrier(self._few_rounds)
-        return forced or answer != LIBRARYS
+        self._barrier = self._make_barrier(True) if self._few_rounds else self._barrier
+        return forced or answer != BY_LIBRARY
 
     def _measure(self, comm: MPI.Intracomm) -> int:
         few_rounds = self._make_barrier(True)
