@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -252,6 +253,10 @@ def test_a_shuffle_that_crosses_switches_is_noted(on_ranks: OnRanks, numbered: P
         ({"windows": 0}, "Loader: windows = 0, but it has to be at least 1"),
         ({"seed": -1}, "seed = -1; it is 0 at least"),
         ({"seed": 1 << 64}, "seed = 18446744073709551616; it is 18446744073709551615 at most"),
+        ({"seed": 1.5}, "seed = 1.5; it is a whole number, 0 at least"),
+        ({"batch": 0}, "batch = 0; it is 1 at least"),
+        ({"batch": "16"}, "batch = '16'; it is a whole number, 1 at least"),
+        ({"virtual_ranks": None}, "virtual_ranks = None; it is a whole number, 0 at least"),
         ({"storage": "replicated", "groups": 2}, 'groups = 2, but storage = "replicated"'),
     ],
 )
@@ -259,7 +264,17 @@ def test_numbers_out_of_range_are_refused(
     on_ranks: OnRanks, numbered: Path, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        on_ranks(1, lambda world: Loader(numbered, world, BATCH, **options))
+        on_ranks(1, lambda world: Loader(numbered, world, **{"batch": BATCH, **options}))
+
+
+def test_numbers_of_numpy_are_numbers(on_ranks: OnRanks, numbered: Path) -> None:
+    def work(world: Any) -> None:
+        with Loader(numbered, world, np.int64(BATCH), seed=np.int64(SEED)) as loader:  # type: ignore[arg-type]
+            loader.set_epoch(np.int64(2))  # type: ignore[arg-type]
+            assert numbers_in([kept(loader)], numbered) == permutation(SAMPLES, SEED, 2).tolist()
+            assert json.loads(json.dumps(loader.state_dict())) == loader.state_dict()
+
+    on_ranks(1, work)
 
 
 def test_a_position_that_is_none_is_refused(on_ranks: OnRanks, numbered: Path) -> None:
@@ -267,6 +282,8 @@ def test_a_position_that_is_none_is_refused(on_ranks: OnRanks, numbered: Path) -
         with loader_of(numbered, world) as loader:
             with pytest.raises(UsageError, match="epoch = -1; it is 0 at least"):
                 loader.set_epoch(-1)
+            with pytest.raises(UsageError, match="epoch = '1'; it is a whole number, 0 at least"):
+                loader.set_epoch("1")  # type: ignore[arg-type]
             with pytest.raises(UsageError, match="the state has no step, but epoch: give a state_dict"):
                 loader.load_state_dict({"epoch": 1})
             assert (loader.epoch, loader.step) == (0, 0)
