@@ -159,6 +159,9 @@ def test_a_loop_that_was_left_behind_says_so(on_ranks: OnRanks, numbered: Path, 
         ({"seed": 9}, "the state has seed = 9, but this loader 4"),
         ({"data": "other"}, r"the state has data = 'other', but this loader .*set_epoch\(3\) without the state"),
         ({"step": 11}, "the state has step = 11, but an epoch 10 steps"),
+        ({"step": 2.5}, "the state's step = 2.5; it is a whole number, 0 at least"),
+        ({"epoch": -1}, "the state's epoch = -1; it is 0 at least"),
+        ({"epoch": "3", "data": "other"}, "the state's epoch = '3'; it is a whole number, 0 at least"),
     ],
 )
 def test_a_state_under_which_samples_would_be_left_out_is_refused(

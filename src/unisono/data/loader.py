@@ -150,17 +150,17 @@ class Loader(Running):
         """
         if missing := [name for name in ("epoch", "step") if name not in state]:
             raise UsageError(f"the state has no {missing[0]}, but {', '.join(state) or 'nothing'}: give a state_dict()")
+        epoch, step = (check_number(f"the state's {name}", state[name]) for name in ("epoch", "step"))
         for name, setting in self._settings.items():
             given = state.get(name)
             if given != setting and not (name == "data" and is_same_data(str(given), str(setting))):
                 raise UsageError(
                     f"the state has {name} = {given!r}, but this loader {setting!r}; make the loader as it was, "
-                    f"or set_epoch({state['epoch'] + 1}) without the state"
+                    f"or set_epoch({epoch + 1}) without the state"
                 )
-        if not 0 <= state["step"] <= len(self):
-            raise UsageError(f"the state has step = {state['step']}, but an epoch {len(self)} steps")
-        done = state["step"] == len(self)
-        self._move(state["epoch"] + done, 0 if done else state["step"])
+        if step > len(self):
+            raise UsageError(f"the state has step = {step}, but an epoch {len(self)} steps")
+        self._move(*((epoch + 1, 0) if step == len(self) else (epoch, step)))
 
     def close(self) -> None:
         """Stop the threads and free the memory. Collective."""
