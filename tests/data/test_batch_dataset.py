@@ -66,6 +66,7 @@ def test_labels_of_texts_have_memory_of_their_own(on_ranks: OnRanks, tmp_path: P
     def work(world: Any) -> None:
         with Loader(tmp_path / "pack", world, 8) as loader:
             expected = [(inputs.clone(), labels.clone()) for inputs, labels in loader]
+            assert all(each.is_contiguous() for batch in loader for each in batch), "a loss may call view(-1)"
             loader.set_epoch(0)
             assert same(list(loader.dataset()), expected[: loader.samples // 8])
 

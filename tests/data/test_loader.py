@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -158,6 +159,9 @@ def test_a_loop_that_was_left_behind_says_so(on_ranks: OnRanks, numbered: Path, 
         ({"seed": 9}, "the state has seed = 9, but this loader 4"),
         ({"data": "other"}, r"the state has data = 'other', but this loader .*set_epoch\(3\) without the state"),
         ({"step": 11}, "the state has step = 11, but an epoch 10 steps"),
+        ({"step": 2.5}, "the state's step = 2.5; it is a whole number, 0 at least"),
+        ({"epoch": -1}, "the state's epoch = -1; it is 0 at least"),
+        ({"epoch": "3", "data": "other"}, "the state's epoch = '3'; it is a whole number, 0 at least"),
     ],
 )
 def test_a_state_under_which_samples_would_be_left_out_is_refused(
@@ -252,6 +256,10 @@ def test_a_shuffle_that_crosses_switches_is_noted(on_ranks: OnRanks, numbered: P
         ({"windows": 0}, "Loader: windows = 0, but it has to be at least 1"),
         ({"seed": -1}, "seed = -1; it is 0 at least"),
         ({"seed": 1 << 64}, "seed = 18446744073709551616; it is 18446744073709551615 at most"),
+        ({"seed": 1.5}, "seed = 1.5; it is a whole number, 0 at least"),
+        ({"batch": 0}, "batch = 0; it is 1 at least"),
+        ({"batch": "16"}, "batch = '16'; it is a whole number, 1 at least"),
+        ({"virtual_ranks": None}, "virtual_ranks = None; it is a whole number, 0 at least"),
         ({"storage": "replicated", "groups": 2}, 'groups = 2, but storage = "replicated"'),
     ],
 )
@@ -259,7 +267,17 @@ def test_numbers_out_of_range_are_refused(
     on_ranks: OnRanks, numbered: Path, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        on_ranks(1, lambda world: Loader(numbered, world, BATCH, **options))
+        on_ranks(1, lambda world: Loader(numbered, world, **{"batch": BATCH, **options}))
+
+
+def test_numbers_of_numpy_are_numbers(on_ranks: OnRanks, numbered: Path) -> None:
+    def work(world: Any) -> None:
+        with Loader(numbered, world, np.int64(BATCH), seed=np.int64(SEED)) as loader:  # type: ignore[arg-type]
+            loader.set_epoch(np.int64(2))  # type: ignore[arg-type]
+            assert numbers_in([kept(loader)], numbered) == permutation(SAMPLES, SEED, 2).tolist()
+            assert json.loads(json.dumps(loader.state_dict())) == loader.state_dict()
+
+    on_ranks(1, work)
 
 
 def test_a_position_that_is_none_is_refused(on_ranks: OnRanks, numbered: Path) -> None:
@@ -267,6 +285,8 @@ def test_a_position_that_is_none_is_refused(on_ranks: OnRanks, numbered: Path) -
         with loader_of(numbered, world) as loader:
             with pytest.raises(UsageError, match="epoch = -1; it is 0 at least"):
                 loader.set_epoch(-1)
+            with pytest.raises(UsageError, match="epoch = '1'; it is a whole number, 0 at least"):
+                loader.set_epoch("1")  # type: ignore[arg-type]
             with pytest.raises(UsageError, match="the state has no step, but epoch: give a state_dict"):
                 loader.load_state_dict({"epoch": 1})
             assert (loader.epoch, loader.step) == (0, 0)

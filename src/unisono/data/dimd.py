@@ -52,7 +52,7 @@ def partitioned_load(
     from unisono.data.pack.index import read_index  # noqa: PLC0415  of the extra `data`, as the next
     from unisono.data.storage.choose import resolve_storage  # noqa: PLC0415
 
-    check_number("seed", seed, most=(1 << 64) - 1)
+    seed = check_number("seed", seed, most=(1 << 64) - 1)
     index = world.call_on_all(lambda: read_index(split_folder(Path(options.pack), TRAIN_SPLITS)))
     check_on_all(index.folder, index.fingerprint, world)
     transform = make_transform(index, options)

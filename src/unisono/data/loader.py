@@ -18,9 +18,10 @@ arrive there, in memory of their own (`loading.py`), and are not copied again.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -60,7 +61,7 @@ class Loader(Running):
         UsageError if some ranks would have no samples or no device, or a key or value is none of `[data]`, RecipeError
         for another `shuffle`.
         """
-        check_number("virtual_ranks", virtual_ranks)
+        virtual_ranks, batch = check_number("virtual_ranks", virtual_ranks), check_number("batch", batch, 1)
         if batch < max(world.size, virtual_ranks):
             named = f"{virtual_ranks} virtual" if virtual_ranks else f"{world.size}"
             raise UsageError(
@@ -68,7 +69,7 @@ class Loader(Running):
                 "ranks, or raise batch"
             )
         options = parse(DataOptions, {"threads": 1, **data, "pack": str(pack)}, "Loader", UsageError)
-        check_number("seed", seed, most=(1 << 64) - 1)
+        seed = check_number("seed", seed, most=(1 << 64) - 1)
         check_number("threads", options.threads, 1)
         self.device = device_of_rank(device, world) if isinstance(device, str) else device
         """Device that batches arrive on."""
@@ -131,9 +132,9 @@ class Loader(Running):
     def set_epoch(self, epoch: int) -> None:
         """Begin this epoch; the current one continues at its step, as after `load_state_dict`.
 
-        Raises UsageError for a negative number.
+        Raises UsageError for anything but a whole number from 0 on.
         """
-        check_number("epoch", epoch)
+        epoch = check_number("epoch", epoch)
         if epoch != self.epoch:
             self._move(epoch, 0)
 
@@ -149,17 +150,17 @@ class Loader(Running):
         """
         if missing := [name for name in ("epoch", "step") if name not in state]:
             raise UsageError(f"the state has no {missing[0]}, but {', '.join(state) or 'nothing'}: give a state_dict()")
+        epoch, step = (check_number(f"the state's {name}", state[name]) for name in ("epoch", "step"))
         for name, setting in self._settings.items():
             given = state.get(name)
             if given != setting and not (name == "data" and is_same_data(str(given), str(setting))):
                 raise UsageError(
                     f"the state has {name} = {given!r}, but this loader {setting!r}; make the loader as it was, "
-                    f"or set_epoch({state['epoch'] + 1}) without the state"
+                    f"or set_epoch({epoch + 1}) without the state"
                 )
-        if not 0 <= state["step"] <= len(self):
-            raise UsageError(f"the state has step = {state['step']}, but an epoch {len(self)} steps")
-        done = state["step"] == len(self)
-        self._move(state["epoch"] + done, 0 if done else state["step"])
+        if step > len(self):
+            raise UsageError(f"the state has step = {step}, but an epoch {len(self)} steps")
+        self._move(*((epoch + 1, 0) if step == len(self) else (epoch, step)))
 
     def close(self) -> None:
         """Stop the threads and free the memory. Collective."""
@@ -181,12 +182,17 @@ class Loader(Running):
         self.epoch, self.step = epoch, step
 
 
-def check_number(name: str, value: int, least: int = 0, most: int | None = None) -> None:
-    """Raise UsageError for an argument that is too small or too large."""
-    if value < least:
-        raise UsageError(f"{name} = {value}; it is {least} at least")
-    if most is not None and value > most:
-        raise UsageError(f"{name} = {value}; it is {most} at most")
+def check_number(name: str, value: SupportsIndex, least: int = 0, most: int | None = None) -> int:
+    """Return a whole number, of any library, as an int. Raises UsageError for others, too small or too large ones."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise UsageError(f"{name} = {value!r}; it is a whole number, {least} at least") from None
+    if number < least:
+        raise UsageError(f"{name} = {number}; it is {least} at least")
+    if most is not None and number > most:
+        raise UsageError(f"{name} = {number}; it is {most} at most")
+    return number
 
 
 class BatchDataset(IterableDataset[Any]):

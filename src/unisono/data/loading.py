@@ -290,7 +290,10 @@ class Prefetcher(Reader):
             if len(spare) >= samples:
                 return self._spare.pop(row)
         self._spare.clear()
-        return host_memory(samples * prod(self.shape), self._dtype, self._device).view(samples, *self.shape)
+        memory = host_memory(samples * prod(self.shape), self._dtype, self._device)
+        if self.labels_are_tokens:  # all inputs, then all labels: both are contiguous
+            return memory.view(self.shape[0], samples, *self.shape[1:]).transpose(0, 1)
+        return memory.view(samples, *self.shape)
 
     def _begin(self) -> None:
         """Initialise a thread: one OpenMP thread, and a transform of its own."""

@@ -41,9 +41,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of the stripes that were opened."""
     stripes, create = list[int](), StripeFile.__init__
 
-    def counting(self: StripeFile, path: Path, identity: tuple[int, int, int], memory: Any) -> None:
+    def counting(self: StripeFile, path: Path, identity: tuple[int, int, int], *others: Any) -> None:
         stripes.append(identity[0])
-        create(self, path, identity, memory)
+        create(self, path, identity, *others)
 
     monkeypatch.setattr(StripeFile, "__init__", counting)
     return stripes

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from unisono.data.kinds import AUDIO, IMAGE, RAW
 from unisono.data.pack import index, packing, stripe
-from unisono.data.pack.index import CHECKSUM, UNISONO, Index, checksum, read_index, schema, to_batch
+from unisono.data.pack.index import CHECKSUM, ORIGIN, UNISONO, Index, checksum, read_index, schema, to_batch
 from unisono.data.pack.packing import PackOptions, StripeWriter, WrittenStripe, fingerprints, pack, remove_notes
 from unisono.data.pack.stripe import read_samples, read_stretch, samples_of
 from unisono.data.sources import Source
@@ -224,6 +224,29 @@ def test_a_stripe_of_another_pack_is_reported(packed: Index, column: str) -> Non
         read(strange, 0, SAMPLES)
 
 
+def of_pixels(pixels: int, folder: Path) -> Index:
+    """A pack of two stripes that differs from those of other pixels in nothing else."""
+    samples, file = [bytes([place, pixels]) for place in range(8)], folder / f"{pixels}.idx"
+    file.touch()
+    source = replace(source_of(samples), kind=RAW, shape=(1, 2), files=[file])
+    return pack(source, folder / f"pack-{pixels}", PackOptions(stripes=2), 1, lambda: None)
+
+
+def test_a_stripe_in_the_place_of_another_of_its_size_and_labels_is_reported(tmp_path: Path) -> None:
+    packed, other = of_pixels(0, tmp_path), of_pixels(1, tmp_path)
+    for wrong in (path_of(other, 0), path_of(packed, 1)):
+        shutil.copy(wrong, path_of(packed, 0))
+        with pytest.raises(
+            PackError, match=r"stripe-00000\.arrow is another stripe, or of another pack; copy the pack"
+        ):
+            read(packed, 0, 8)
+
+
+def test_a_stripe_of_an_older_release_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "schema", lambda *about: schema(*about).remove_metadata())
+    assert read(of_pixels(3, tmp_path), 0, 2) == [b"\0\3", b"\1\3"]
+
+
 def test_a_stripe_of_other_columns_is_reported(own: Index) -> None:
     path = path_of(own, 0)
     table = pa.table({"label": [1], "image": [b"a"], "key": ["a"]})
@@ -311,7 +334,7 @@ STRIPE = Path("pack/stripe-00007.arrow")
 
 def batch_of(rows: list[Row]) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
     samples, labels, keys = (list(column) for column in zip(*rows, strict=True))
-    return to_batch(schema(IMAGE, {}), samples, labels, keys)
+    return to_batch(schema(IMAGE, {}, ""), samples, labels, keys)
 
 
 def flipped(batch: pa.RecordBatch, column: int, buffer: int, place: int, mask: int) -> pa.RecordBatch:
@@ -376,9 +399,10 @@ def test_a_batch_without_a_checksum_is_damaged(beside: dict[bytes, bytes] | None
 
 @pytest.mark.parametrize(("kind", "name"), [(IMAGE, "image"), (RAW, "image"), (AUDIO, "audio")])
 def test_a_schema_names_its_columns_and_tells_what_the_pack_is(kind: str, name: str) -> None:
-    made = schema(kind, {"classes": ["cat", "dog"]})
+    made = schema(kind, {"classes": ["cat", "dog"]}, "mark")
     assert (made.names, made.types) == ([name, "label", "key"], [pa.binary(), pa.int64(), pa.string()])
     assert json.loads(made.metadata[UNISONO]) == {"classes": ["cat", "dog"]}
+    assert made.metadata[ORIGIN] == b"mark"
 
 
 @given(data=st.binary(max_size=9000), begin=st.integers(0, (1 << 32) - 1))

@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from unisono.data.kinds import AUDIO, IMAGE, RAW
+from unisono.data.kinds import AUDIO, IMAGE, RAW, TEXT
 from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import Source
+from unisono.data.sources import find as find_source
 from unisono.data.sources.arrow import find
 from unisono.errors import PackError
 
@@ -124,6 +125,67 @@ def test_names_of_classes_can_lie_in_the_metadata_of_the_columns(tmp_path: Path)
     assert sources is not None
     assert sources[""].classes == NAMES
     assert sources[""].labels.tolist() == [2, 0, 2]
+
+
+def of_pack(kind: str, classes: Sequence[str], shape: tuple[int, ...] | None = None) -> pa.Table:
+    """As in a stripe of a pack."""
+    about = {"classes": classes, "kind": kind, "shape": shape}
+    return table(labels=[1, 0, 1]).replace_schema_metadata({"unisono": json.dumps(about)})
+
+
+def test_files_that_number_their_classes_otherwise_are_renumbered_by_names(tmp_path: Path) -> None:
+    for name, classes in (("a", ["cat", "dog"]), ("b", ["ant", "cat"]), ("c", ["dog", "cat"])):
+        write(tmp_path / f"{name}.arrow", of_pack(RAW, classes, (2, 2)))
+    sources = find(tmp_path)
+    assert sources is not None
+    source = sources[""]
+    assert (source.kind, source.classes, source.shape) == (RAW, ("ant", "cat", "dog"), (2, 2))
+    assert [source.classes[label] for label in source.labels] == [
+        *("dog", "cat", "dog"),
+        *("cat", "ant", "cat"),
+        *("cat", "dog", "cat"),
+    ]
+    features = {"label": {"names": list(NAMES), "_type": "ClassLabel"}}
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"features": features}))
+    sources = find(tmp_path)
+    assert sources is not None
+    assert sources[""].classes == NAMES, "names beside the files are those of all"
+    assert sources[""].labels.tolist() == [1, 0, 1] * 3
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            of_pack(RAW, NAMES, (4, 16)),
+            r"b\.arrow has raw samples of 4 x 16 in named classes, but .*a\.arrow has raw sam",
+        ),
+        (
+            of_pack(AUDIO, NAMES),
+            r"b\.arrow has audio samples in named classes, but .*a\.arrow has raw samples of 8 x 8 ",
+        ),
+        (table(), r"b\.arrow has any samples in numbered classes, but .*; pack each from a folder of its own"),
+    ],
+    ids=["shape", "kind", "names"],
+)
+def test_files_of_different_samples_are_refused(tmp_path: Path, other: pa.Table, message: str) -> None:
+    write(tmp_path / "a.arrow", of_pack(RAW, NAMES, (8, 8)))
+    write(tmp_path / "b.arrow", other)
+    with pytest.raises(PackError, match=message):
+        find(tmp_path)
+
+
+def test_texts_of_several_vocabularies_are_refused(tmp_path: Path) -> None:
+    """Their samples are numbers of tokens, which nothing renumbers."""
+    write(tmp_path / "train/a.arrow", of_pack(TEXT, NAMES, (9,)))
+    write(tmp_path / "train/b.arrow", of_pack(TEXT, NAMES[:2], (9,)))
+    message = "text have several vocabularies; pack texts with the same --tokenizer, or pack them one by one"
+    with pytest.raises(PackError, match=message):
+        find(tmp_path / "train")
+    (tmp_path / "test").mkdir()
+    (tmp_path / "train/b.arrow").rename(tmp_path / "test/b.arrow")
+    with pytest.raises(PackError, match=message):
+        find_source(tmp_path)
 
 
 def test_the_data_set_says_which_files_it_has(tmp_path: Path) -> None:

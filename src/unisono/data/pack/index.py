@@ -12,7 +12,7 @@ The checksum covers the content of the columns, not Arrow's bytes: padding may d
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -33,6 +33,8 @@ except ImportError:
 CHECKSUM = b"crc32"
 UNISONO = b"unisono"
 """Key in a schema's metadata for the description of the pack, in JSON."""
+ORIGIN = b"origin"
+"""Key in a stripe's metadata for `made_from` of its pack, and its name; stripes of older releases have none."""
 
 TYPES = (pa.binary(), pa.int64(), pa.string())
 
@@ -156,10 +158,10 @@ def checksum_of(sample: bytes) -> int:
     return int(crc32(sample))
 
 
-def schema(kind: str, about: dict[str, object]) -> pa.Schema:
+def schema(kind: str, about: Mapping[str, object], origin: str) -> pa.Schema:
     """Return the columns of a stripe; `about` describes the pack."""
-    names = find_kind(kind).column, "label", "key"
-    return pa.schema(list(zip(names, TYPES, strict=True)), {UNISONO: json.dumps(about).encode()})
+    names, metadata = (find_kind(kind).column, "label", "key"), {UNISONO: json.dumps(about), ORIGIN: origin}
+    return pa.schema(list(zip(names, TYPES, strict=True)), metadata)
 
 
 def to_batch(

@@ -162,7 +162,8 @@ class StripeWriter:
     def write(self, stripe: int, first: int, last: int) -> WrittenStripe:
         """Write the samples `first` to `last` - 1 and return the stripe. Raises OSError."""
         source, path = self.source, self.folder / stripe_name(stripe)
-        columns = schema(source.kind, {"classes": source.classes, "kind": source.kind, "shape": source.shape})
+        about = {"classes": source.classes, "kind": source.kind, "shape": source.shape}
+        columns = schema(source.kind, about, f"{self.fingerprint} {path.name}")
         lengths, labels, batches, skipped = list[int](), list[int](), list[int](), list[tuple[str, str]]()
         checksums = list[int]()
         with write_atomically(path) as partial:

@@ -35,7 +35,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from unisono.data.kinds import Bytes
-from unisono.data.pack.index import CHECKSUM, DAMAGE_ERRORS, TYPES, Index, checksum, content_of
+from unisono.data.pack.index import CHECKSUM, DAMAGE_ERRORS, ORIGIN, TYPES, Index, checksum, content_of
 from unisono.errors import PackError
 
 
@@ -133,7 +133,7 @@ class OpenStripes:
             file.close()
             file = None
         with ExitStack() as unless_whole:
-            file = file or StripeFile(path, identity, self._memory)
+            file = file or StripeFile(path, identity, self._memory, self._index.about.made_from)
             unless_whole.callback(file.close)
             yield file
             unless_whole.pop_all()
@@ -150,10 +150,12 @@ NOTHING = np.empty(0, np.uint8)
 class StripeFile(io.FileIO):
     """Open stripe, for one thread. Arrow reads it by `seek` and `read`."""
 
-    def __init__(self, path: Path, identity: tuple[int, int, int], memory: Callable[[int], Bytes]) -> None:
+    def __init__(
+        self, path: Path, identity: tuple[int, int, int], memory: Callable[[int], Bytes], made_from: str
+    ) -> None:
         """Open the file and read its footer. `identity` is its number, device and inode; `memory` allocates.
 
-        Raises PackError if it is no stripe, and DAMAGE_ERRORS.
+        Raises PackError if it is no stripe, or not the one of this name of the pack `made_from` this; DAMAGE_ERRORS.
         """
         super().__init__(path)
         self.identity, self._path, self._memory, self._found = identity, path, memory, NOTHING
@@ -163,6 +165,9 @@ class StripeFile(io.FileIO):
             self._reader = pa.ipc.open_file(pa.PythonFile(self, "r"))
             if tuple(self._reader.schema.types) != TYPES:
                 raise PackError(f"{path} is no stripe of a pack; copy the pack again")
+            origin = f"{made_from} {path.name}".encode()
+            if (self._reader.schema.metadata or {}).get(ORIGIN, origin) != origin:
+                raise PackError(f"{path} is another stripe, or of another pack; copy the pack again")
             unless_whole.pop_all()
 
     def samples(self, batch: int) -> tuple[EncodedSamples, NDArray[np.int64]]:

@@ -189,13 +189,34 @@ def find(path: Path, text: TextOptions = TextOptions()) -> Splits:  # noqa: B008
 
 
 def unify_classes(splits: Splits) -> Splits:
-    """Return the splits renumbered, so that a class has one number in all of them, even where it has no sample."""
-    if len({split.classes for split in splits.values()}) == 1:
+    """Return the splits renumbered, so that a class has one number in all of them, even where it has no sample.
+
+    Raises PackError as `common_classes`.
+    """
+    each = [split.classes for split in splits.values()]
+    if len(set(each)) == 1:
         return splits
-    classes, _ = number_classes([name for split in splits.values() for name in split.classes])
+    classes, numbers = common_classes(each, {split.kind for split in splits.values()})
+    return {
+        name: replace(split, classes=classes, labels=new[split.labels])
+        for (name, split), new in zip(splits.items(), numbers, strict=True)
+    }
+
+
+def common_classes(
+    each: Sequence[tuple[str, ...]], kinds: Iterable[str]
+) -> tuple[tuple[str, ...], list[NDArray[np.int64]]]:
+    """Return the classes of all parts of a data set in one numbering, and the new number of each class of each part.
+
+    Raises PackError for texts of several vocabularies: the samples themselves are numbers of tokens.
+    """
+    if len(set(each)) == 1:
+        return each[0], [np.arange(len(names)) for names in each]
+    for kind in map(find_kind, kinds):
+        if kind.labels_are_tokens:
+            raise PackError(
+                f"the {kind.plural} have several vocabularies; {kind.class_remedy}, or pack them one by one"
+            )
+    classes, _ = number_classes([name for names in each for name in names])
     number_of = {name: number for number, name in enumerate(classes)}
-    made = {}
-    for name, split in splits.items():
-        numbers = np.array([number_of[each] for each in split.classes], np.int64)
-        made[name] = replace(split, classes=classes, labels=numbers[split.labels])
-    return made
+    return classes, [np.array([number_of[name] for name in names], np.int64) for names in each]

@@ -11,14 +11,15 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyarrow import compute
 
-from unisono.data.kinds import kind_of_content
-from unisono.data.sources import Source, Splits, number_classes, split_of
+from unisono.data.kinds import IMAGE, kind_of_content
+from unisono.data.sources import Source, Splits, common_classes, number_classes, split_of
 from unisono.errors import PackError
 
 LABELS = ("label", "labels", "fine_label")
@@ -51,8 +52,9 @@ def _tables(folder: Path) -> list[Path]:
 
 
 def _read(files: list[Path], where: Path) -> Source:
+    tables = [_open(file) for file in files]
     try:
-        table = pa.concat_tables([_open(file) for file in files])
+        table = pa.concat_tables(tables)
     except pa.ArrowInvalid as error:
         raise PackError(f"the files of {where} have different columns: {str(error).splitlines()[0]}") from error
     column = next((field.name for field in table.schema if _holds_bytes(field.type)), None)
@@ -66,11 +68,17 @@ def _read(files: list[Path], where: Path) -> Source:
         raise PackError(
             f"{where}: {samples.null_count} of {len(samples)} samples in {column!r} are empty or only paths"
         )
-    own = json.loads((table.schema.metadata or {}).get(b"unisono", b"{}"))
-    names = _names(where, table.schema, label) or tuple(own.get("classes", ()))
+    path = where / "dataset_info.json"
+    beside = _json(path) if path.is_file() else {}
+    described = [_describe(beside, each.schema, label) for each in tables]
+    (kind, shape, names), form = described[0], str(described[0])
+    for file, each in zip(files, described, strict=True):
+        if str(each) != form:
+            raise PackError(f"{file} has {each}, but {files[0]} has {form}; pack each from a folder of its own")
     if pa.types.is_integer(table[label].type) and names:
-        classes, labels = names, table[label].cast(pa.int64()).fill_null(-1).to_numpy()
-        missing = int(((labels < 0) | (labels >= len(names))).sum())
+        classes, numbers = common_classes([each.names for each in described], [kind or IMAGE])
+        labels = np.concatenate([_renumbered(each[label], new) for each, new in zip(tables, numbers, strict=True)])
+        missing = int((labels < 0).sum())
     else:
         classes, labels = number_classes([str(value) for value in table[label].to_pylist()])
         missing = table[label].null_count
@@ -80,9 +88,8 @@ def _read(files: list[Path], where: Path) -> Source:
         )
     sizes = compute.binary_length(samples).to_numpy().astype(np.int64)
     keys = [f"{where.name}/{number}" for number in range(len(labels))]
-    kind = own.get("kind") or kind_of_content(samples[0].as_py() if len(samples) else b"")
-    shape = tuple(own["shape"]) if own.get("shape") else None
-    return Source(kind, classes, keys, labels, sizes, lambda number: bytes(samples[number].as_py()), shape, files)
+    kind = kind or kind_of_content(samples[0].as_py() if len(samples) else b"")
+    return Source(kind, classes, keys, labels, sizes, lambda row: bytes(samples[row].as_py()), shape or None, files)
 
 
 def _open(path: Path) -> pa.Table:
@@ -98,13 +105,33 @@ def _holds_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-def _names(folder: Path, columns: pa.Schema, label: str) -> tuple[str, ...]:
-    """Return the names of the classes from a file beside the data set or from its columns' metadata, if it has them."""
-    path = folder / "dataset_info.json"
-    beside = _json(path) if path.is_file() else {}
-    inside = json.loads((columns.metadata or {}).get(b"huggingface", b"{}")).get("info", {})
-    features: dict[str, Any] = beside.get("features") or inside.get("features") or {}
-    return tuple(features.get(label, {}).get("names") or ())
+class Description(NamedTuple):
+    """Description of a file's samples and labels in its metadata: empty where it does not say."""
+
+    kind: str
+    shape: tuple[int, ...]
+    names: tuple[str, ...]
+    """Names of the classes, which labels are numbers of."""
+
+    def __str__(self) -> str:
+        shape = f" of {' x '.join(map(str, self.shape))}" if self.shape else ""
+        return f"{self.kind or 'any'} samples{shape} in {'named' if self.names else 'numbered'} classes"
+
+
+def _describe(beside: dict[str, Any], columns: pa.Schema, label: str) -> Description:
+    """Return the description of a file with these columns; names in the file `beside` it are those of all."""
+    metadata = columns.metadata or {}
+    own, inside = (json.loads(metadata.get(key, b"{}")) for key in (b"unisono", b"huggingface"))
+    features: dict[str, Any] = beside.get("features") or inside.get("info", {}).get("features") or {}
+    names = features.get(label, {}).get("names") or own.get("classes", ())
+    return Description(own.get("kind", ""), tuple(own.get("shape") or ()), tuple(names))
+
+
+def _renumbered(labels: pa.ChunkedArray, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the new numbers of the labels of a file, int64; -1 for those that have none."""
+    given = labels.cast(pa.int64()).fill_null(-1).to_numpy()
+    known = (given >= 0) & (given < len(numbers))
+    return np.where(known, numbers[given * known], -1)
 
 
 def _json(path: Path) -> dict[str, Any]:
