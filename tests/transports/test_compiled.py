@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,14 @@ def test_without_a_compiler_no_code_of_other_sources_stays(
 def test_compiled_code_without_its_sources_is_taken(tmp_path: Path) -> None:
     assert digest_of(tmp_path) == ""
     check_digest("that of an installed wheel", digest_of(tmp_path))
+
+
+@pytest.mark.skipif(compiled is None, reason="this installation has no compiled code")
+def test_a_word_is_polled_until_it_differs() -> None:
+    row = memoryview(bytearray(24)).cast("q")
+    row[1] = 5
+    compiled.poll_word(row, 1, 5, 10)  # ends by the number of polls
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(compiled.poll_word, row, 1, 5, 1 << 60)
+        row[1] = 6
+        waits.result()

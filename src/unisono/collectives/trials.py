@@ -1,9 +1,10 @@
 """Choice by measurement: the first call of a collective, dtype, op and size class on a node tries the candidates.
 
     first call    barrier │ 5 times: candidate 1, candidate 2, ...   on other memory, at most 20 calls
-                  the slowest rank's shortest call of each: one maximum over the ranks; all take the least,
-                  unless the built-in choice is almost as fast
-    later calls   the choice, kept in a file of this machine that later runs read
+                  the slowest rank's time of each: one maximum over the ranks; all take the least of those
+                  that were faster than the built-in choice each time
+    later calls   the choice, kept in a file of this machine that later runs read; not if one was faster, but
+                  not each time: other programs have disturbed it
 
 A payload in shared memory needs no trial: it is reduced in place. Every candidate gives the same bits as the built-in
 choice, so that choices never change a result. The library is one where it must: nothing is reduced, or not in floating
@@ -55,7 +56,9 @@ ROUNDS = 5
 """Calls of each candidate in its trial, of which the first is not counted."""
 
 MIN_GAIN = 0.9
-"""Part of the time of the built-in choice that another one has to stay below."""
+"""Part of the time of the built-in choice that another one has to stay below, each time."""
+
+Times = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def candidates(collective: str, ranks: int, op: str | None, floating: bool) -> list[Choice]:
@@ -116,15 +119,35 @@ class Trials:
         if known[0] >= 0:
             return choices[int(known[0])]
         seconds = _seconds(group, plan, choices, nbytes)
-        usual = next((seconds[index] for index, choice in enumerate(choices) if choice == guess), np.inf)
-        best = choices[int(seconds.argmin())] if seconds.min() < MIN_GAIN * usual else guess
-        if group.rank == 0:
-            keep_choice(path, entry, kept, [*best])
-        return best
+        best, clear = fastest(seconds, choices.index(guess) if guess in choices else None)
+        if group.rank == 0 and clear:
+            keep_choice(path, entry, kept, [*choices[best]])
+        return choices[best]
 
 
-def _seconds(group: Group, plan: Plan, choices: list[Choice], nbytes: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the seconds of the shortest call of each candidate, on the slowest rank: others disturb it the least."""
+def fastest(seconds: Times, usual: int | None) -> tuple[int, bool]:
+    """Return the column of the fastest candidate, and whether the measurements are clear.
+
+    `seconds` has a row for each time and a column for each candidate; `usual` is the built-in choice's, None if it is
+    no candidate.
+
+    >>> fastest(np.array([[3.0, 2.0], [9.0, 2.0]]), 0)
+    (1, True)
+    >>> fastest(np.array([[3.0, 2.0], [9.0, 8.5]]), 0)  # other programs were there: nothing to keep
+    (0, False)
+    """
+    shortest = seconds.min(axis=0)
+    if usual is None:
+        return int(shortest.argmin()), True
+    limit = MIN_GAIN * seconds[:, [usual]]
+    always = (seconds < limit).all(axis=0)
+    if always.any():
+        return int(np.where(always, shortest, np.inf).argmin()), True
+    return usual, bool(shortest.min() >= limit.min())
+
+
+def _seconds(group: Group, plan: Plan, choices: list[Choice], nbytes: int) -> Times:
+    """Return the seconds of each candidate, a column, each time but the first, a row, on the slowest rank."""
     from unisono.collectives.prepare import prepare  # noqa: PLC0415 - it prepares what a group's plans say
 
     sides = [torch.empty(nbytes, dtype=torch.uint8, device="cpu").zero_() for _ in range(2)]
@@ -151,9 +174,9 @@ def _seconds(group: Group, plan: Plan, choices: list[Choice], nbytes: int) -> np
         raise
     for candidate in plans:
         group.prepared.pop(candidate, None)
-    shortest = np.asarray(taken[1:].min(axis=0))
-    _maximum(group, shortest)
-    return shortest
+    counted = taken[1:].copy()
+    _maximum(group, counted)
+    return counted
 
 
 def _maximum(group: Group, numbers: np.ndarray[Any, np.dtype[Any]]) -> None:

@@ -213,9 +213,28 @@ PyObject *start_play(PyObject *found) {
     return Py_IS_TYPE(found, player_type) ? play((Player *)found) : PyObject_CallNoArgs(found);
 }
 
+static PyObject *poll_word(PyObject *module, PyObject *arguments) {
+    Py_buffer words;
+    Py_ssize_t index;
+    long long before, polls;
+    if (!PyArg_ParseTuple(arguments, "y*nLL", &words, &index, &before, &polls)) return NULL;
+    const int64_t *word = (const int64_t *)words.buf + index;
+    Py_BEGIN_ALLOW_THREADS
+    while (polls-- > 0 && __atomic_load_n(word, __ATOMIC_ACQUIRE) == before) PAUSE();
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&words);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef player_functions[] = {
+    {"poll_word", poll_word, METH_VARARGS, "Poll a word of 8 bytes until it differs, for a number of polls."},
+    {NULL, NULL, 0, NULL},
+};
+
 int add_player(PyObject *module) {
     player_type = (PyTypeObject *)PyType_FromSpec(&player_spec);
-    return player_type == NULL ? -1 : PyModule_AddObjectRef(module, "Player", (PyObject *)player_type);
+    if (player_type == NULL || PyModule_AddFunctions(module, player_functions) < 0) return -1;
+    return PyModule_AddObjectRef(module, "Player", (PyObject *)player_type);
 }
 
 static int fill(PyObject *module) {

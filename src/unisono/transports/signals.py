@@ -18,7 +18,9 @@ A few bytes of payload travel beside the token (`inline`), in the cache lines th
 read before the next barrier is entered, and overwritten for the next but one.
 
 A wait polls the rows of the others. If each rank has its own cores, it polls a thousand times (some 50 us) before it
-yields the core between polls. If the threads of a rank share one, it yields after 128; if ranks do, at once. `Win.Sync`
+yields the core between polls. If the threads of a rank share one, it yields after 128; if ranks do, at once. The main
+thread of a rank with cores of its own, which has nothing else to do, goes on polling: Linux may give a core that is
+yielded to any other program, for some milliseconds, while the late rank needs microseconds. `Win.Sync`
 is the memory fence that MPI requires. Barriers leave it out on x86-64, whose processors keep the order of stores and
 the order of loads: there it would cost more than the rest of a barrier.
 """
@@ -30,6 +32,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from threading import current_thread, main_thread
 from typing import Any
 
 import numpy as np
@@ -44,6 +47,7 @@ from unisono.transports.compiled import compiled
 from unisono.transports.window import Window
 
 Player: Any = getattr(compiled, "Player", None)
+poll_word: Any = getattr(compiled, "poll_word", None)
 
 VARIABLE = "UNISONO_COMPILED"
 """Environment variable: "off" plays barriers and steps by Python alone."""
@@ -71,6 +75,9 @@ latter poll for some 6 us, as long as a short call takes: each yield takes a mic
 
 POLLS_PER_PROGRESS = 1024
 """Polls of memory between two calls for MPI's progress, which a rank that has not arrived yet may need."""
+
+POLLS_WITHOUT_LOCK = 512
+"""Polls of compiled code, some 15 us, in which other threads of this rank may run Python."""
 
 COMPILED_SPINS, COMPILED_YIELDS = 1024, 256
 """Polls of compiled code, some 15 to 40 ns each, before it yields the core or returns to Python's own wait; and yields
@@ -132,6 +139,7 @@ class Signals:
         self.share_cores = any(crowds)
         """True on all ranks where some share a core: each barrier then switches between them."""
         self._spins = SHARED_SPINS if shared else SINGLE_SPINS if single else POLLS_PER_PROGRESS
+        self._keeps_core = not (shared or single)
         self._compiled_waits = (SHARED_SPINS, COMPILED_YIELDS) if shared else (COMPILED_SPINS, 0)
         self.compiled = is_compiled()
         """True where barriers and short steps are played by compiled code."""
@@ -210,9 +218,13 @@ class Signals:
             if row[index] != before:
                 return int(row[index])
         polls, start = 0, time.monotonic()
+        keeps_core = self._keeps_core and self.compiled and current_thread() is main_thread()
         while row[index] == before:
             if time.monotonic() - start > SLEEP_AFTER_SECONDS:
                 time.sleep(SLEEP_SECONDS)
+                polls += POLLS_PER_PROGRESS // SLEEPS_PER_PROGRESS
+            elif keeps_core:
+                poll_word(row, index, before, POLLS_WITHOUT_LOCK)
                 polls += POLLS_PER_PROGRESS // SLEEPS_PER_PROGRESS
             else:
                 os.sched_yield()

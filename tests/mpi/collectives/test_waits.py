@@ -7,6 +7,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -161,3 +163,32 @@ def test_calls_of_a_world_that_has_ended_enter_no_barrier(world: World) -> None:
         assert signals.sequence == before
         group.abandon()
     world.barrier()
+
+
+@pytest.mark.parametrize("own_cores", [True, False])
+@pytest.mark.parametrize("main", [True, False])
+def test_the_main_thread_gives_its_own_core_to_no_other_program(
+    world: World, own_cores: bool, main: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if world.size == 1:
+        pytest.skip("one rank waits for nobody")
+    group, row, how = group_of(world, "one node"), memoryview(bytearray(16)).cast("q"), list[str]()
+    call = call_of("barrier()")
+    signals = group.memory_for(call).signals
+
+    def arrive(name: str) -> None:
+        how.append(name)
+        row[1] = 7
+
+    monkeypatch.setattr(signals, "_keeps_core", own_cores)
+    monkeypatch.setattr("unisono.transports.signals.os.sched_yield", lambda: arrive("yields"))
+    monkeypatch.setattr("unisono.transports.signals.poll_word", lambda *_: arrive("polls"))
+    monkeypatch.setattr("unisono.transports.signals.SLEEP_AFTER_SECONDS", 60)
+    wait = partial(signals._wait_for_token, row, 1, 0, call)
+    if main:
+        wait()
+    else:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(wait).result()
+    assert how == ["polls" if own_cores and main and signals.compiled else "yields"]
+    group.abandon()
