@@ -177,10 +177,19 @@ def test_layers_add_up_to_the_row() -> None:
         )
 
 
-def test_layers_have_the_wire_of_the_row() -> None:
-    narrow = replace(DEEP, exchange=replace(DEEP.exchange, wire="bfloat16"))
-    layers, wide = (layers_of(planned_run(recipe, MACHINE, 4), {}) for recipe in (narrow, DEEP))
-    assert sum(layer.gradients for layer in layers) < 0.55 * sum(layer.gradients for layer in wide)
+@pytest.mark.parametrize(("rule", "share"), [("bsp", 0.5), ("sharded", 0.75), ("local_sgd", 0.5)])
+def test_layers_have_the_wire_and_the_period_of_the_row(rule: str, share: float) -> None:
+    recipe = replace(DEEP, rule=replace(DEEP.rule, name=rule))
+    wide, narrow = (
+        planned_run(replace(recipe, exchange=replace(DEEP.exchange, wire=wire)), MACHINE, 4)
+        for wire in ("float32", "bfloat16")
+    )
+    for run in (wide, narrow):
+        (row, *_) = plan_run(run, (4,))
+        assert sum(layer.gradients for layer in layers_of(run, {})) == pytest.approx(row.communicating, rel=0.02)
+    for exact, encoded in zip(layers_of(wide, {}), layers_of(narrow, {}), strict=True):
+        assert exact.sent == pytest.approx(1.5 * exact.weights / wide.rule.traits.period)  # 2 (p - 1) / p
+        assert encoded.sent == pytest.approx(share * exact.sent)
 
 
 def test_the_layers_of_a_recipe_are_whole_on_one_rank() -> None:
