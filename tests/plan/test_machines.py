@@ -139,6 +139,7 @@ ROW += '\nschedule = "ring"'
         ('name = "x"\n[node]\nflops = true', "node.flops = True is not a number"),
         ('name = "x"\n[node]\nflops = 1e-300', "node.flops = 1e-300, but it has to be at least 1"),
         ('name = "x"\n[link]\nbandwidth = 1e-300', "link.bandwidth = 1e-300, but it has to be at least 1"),
+        ('name = "x"\n[efficiency]\nlinear = 5', "efficiency.linear = 5.0, but it has to be at most 1"),
         ('name = "x"\nnode = 3', "node is a table of keys, not the value 3"),
         ('name = "x"\n[assumed]\n"node.flops" = "why"', 'assumed."node.flops" is a reason for a value that this file'),
         ('name = "x"\nassumed = 3', "assumed is a table of keys, not the value 3"),
@@ -217,8 +218,9 @@ def values_of(kind: type[Any], complete: bool) -> st.SearchStrategy[Any]:
         some = named.get(field.name, some)
         if field.metadata.get("one_of"):
             some = st.sampled_from(field.metadata["one_of"])
-        if (least := field.metadata.get("at_least")) is not None:
-            some = st.floats(min_value=least, max_value=1e15)
+        least, most = (field.metadata.get(key) for key in ("at_least", "at_most"))
+        if field.type == "float" and (least, most) != (None, None):
+            some = st.floats(min_value=least or 1e-12, max_value=most or 1e15)
         strategies[field.name] = some if complete or field.default is MISSING else st.just(field.default) | some
     return st.builds(kind, **strategies)
 

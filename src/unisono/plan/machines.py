@@ -70,8 +70,8 @@ class NodeFacts:
 class EfficiencyFacts:
     """Share of a node's peak that a kind of product reaches."""
 
-    convolution: float = number(1.0, above=0)
-    linear: float = number(1.0, above=0)
+    convolution: float = number(1.0, above=0, at_most=1)
+    linear: float = number(1.0, above=0, at_most=1)
 
 
 @dataclass(frozen=True)
