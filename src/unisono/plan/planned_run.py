@@ -239,8 +239,8 @@ def check_run(run: PlannedRun) -> None:
         raise UsageError("the model has no parameters that are trained, so there is nothing to exchange: plan another")
     if not any(layer.flops for layer in run.layers) and not (node.memory_bandwidth or node.device_bandwidth):
         raise UsageError(
-            f"none of the model's layers makes a product, and {machine.name} has no node.memory_bandwidth, so a step has "
-            "no predicted time: add to its file the bytes per second of a node's memory"
+            f"none of the model's layers makes a product, and {machine.name} has no node.memory_bandwidth, so a step "
+            "has no predicted time: add to its file the bytes per second of a node's memory"
         )
     if run.rule.traits.members is Members.SERVERS:
         raise UsageError(
