@@ -64,6 +64,8 @@ class NodeFacts:
     """Bytes per second of copies from the host to the accelerators."""
     device_bandwidth: float = number(0.0, at_least=1)
     """Bytes per second of the memory of all accelerators."""
+    device_memory_bytes: float = number(0.0, above=0)
+    """Bytes of the memory of an accelerator."""
 
 
 @dataclass(frozen=True)

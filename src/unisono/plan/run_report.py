@@ -85,6 +85,8 @@ def as_lines(plans: Sequence[RunPlan], run: PlannedRun, least: float) -> Iterato
         yield f"exchanges: {_bases(plans)}"
     if not machine.node.memory_bandwidth:
         yield "updates and sums take no time here: the machine file has no node.memory_bandwidth"
+    if machine.node.accelerators and not machine.node.device_memory_bytes:
+        yield "memory of accelerators is not known, nor checked: the machine file has no node.device_memory_bytes"
     yield from (*unknown_rates(machine, run.samples), *run.notes)
     for row in machine.networks:
         yield (
