@@ -320,6 +320,20 @@ def test_a_run_on_ranks_is_that_of_a_plan_and_refuses_what_is_not_predicted() ->
         run_on_ranks(split, samples, MACHINE, 4, 2)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("training.batch=2000", "training.batch = 2000, but digits has 1437 samples to train on"),
+        ("samples.train=63", "training.batch = 64, but digits has 63 samples to train on"),
+        ("audit.fraction=5", "audit.fraction = 5.0: it is at most 1"),
+        ("audit.fraction=0.5", r"\[audit\] needs the same bits on any ranks: set training.virtual_ranks"),
+    ],
+)
+def test_what_a_run_refuses_is_not_planned(change: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        run_of(change)
+
+
 def test_a_network_whose_weights_need_values_is_named(tmp_path: Path) -> None:
     (tmp_path / "own_net_valued.py").write_text(
         "import torch\ndef make(classes, channels):\n    return [0][int(torch.zeros(1).item())]\n"

@@ -124,10 +124,10 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
     """Return the run of a recipe on nodes of a machine, at the machine's rate of the network where it has one.
 
     Raises UsageError for a network that cannot be traced, or whose samples are not known, a rule that is unknown,
-    splits that no rule takes, virtual ranks that do not fit, and for accelerators that the machine does not have;
-    "auto" is planned on what it has.
+    splits that no rule takes, virtual ranks, an audit or a batch that do not fit, and for accelerators that the machine
+    does not have; "auto" is planned on what it has.
     """
-    for complaint in about_virtual_ranks(recipe, nodes * ranks_per_node) if recipe.training.virtual_ranks else ():
+    for complaint in about_virtual_ranks(recipe, nodes * ranks_per_node):
         raise RecipeError(complaint)
     if recipe.compute.device not in (HOST, AUTO) and not machine.node.accelerators:
         raise UsageError(
@@ -135,6 +135,9 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
             f"--set compute.device={HOST}"
         )
     data, samples, training, model = recipe.data, known_samples(recipe), recipe.training, recipe.model
+    if 0 < samples.train < training.batch:
+        given = data.pack or data.name or "samples.train"
+        raise RecipeError(f"training.batch = {training.batch}, but {given} has {samples.train} samples to train on")
     own = is_user_function(model.name)
     if own and not (samples.shape or data.size):
         raise UsageError(
