@@ -334,9 +334,16 @@ def test_what_a_run_refuses_is_not_planned(change: str, message: str) -> None:
         run_of(change)
 
 
-def test_a_network_whose_weights_need_values_is_named(tmp_path: Path) -> None:
-    (tmp_path / "own_net_valued.py").write_text(
-        "import torch\ndef make(classes, channels):\n    return [0][int(torch.zeros(1).item())]\n"
-    )
-    with pytest.raises(UsageError, match="'own_net_valued:make' is not made without memory for its weights: Tensor"):
-        traced_network("own_net_valued:make", str(tmp_path), (1, 8, 8), 10)
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        ("[0][int(torch.zeros(1).item())]", "RuntimeError: Tensor"),
+        ("{}['width']", "KeyError: 'width'"),
+        ("classes / 0", "ZeroDivisionError: "),
+    ],
+)
+def test_a_network_whose_weights_need_values_is_named(made: str, reason: str, tmp_path: Path) -> None:
+    name = f"own_net_{reason.partition('Error')[0].lower()}"
+    (tmp_path / f"{name}.py").write_text(f"import torch\ndef make(classes, channels):\n    return {made}\n")
+    with pytest.raises(UsageError, match=f"'{name}:make' is not made without memory for its weights: {reason}"):
+        traced_network(f"{name}:make", str(tmp_path), (1, 8, 8), 10)

@@ -36,7 +36,7 @@ from unisono.models import check_name, input_shape, make_network
 from unisono.plan.layer_plan import AUTO
 from unisono.plan.machines import MachineFacts, changed_machine
 from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFacts, at_rate_of, numbers_kept
-from unisono.plan.trace import Trace, trace_shapes
+from unisono.plan.trace import MODEL_ERRORS, Trace, reason_of, trace_shapes
 from unisono.processor import HOST
 from unisono.tables import number
 from unisono.tensor_parallel.choose_plan import split_model_of
@@ -281,9 +281,9 @@ def traced_network(
             with torch.device("meta"):
                 channels = shape[0] if len(shape) > 2 else shape[-1]  # of an image; else numbers of a window
                 network = make_network(name, folder, classes, channels).to(dtype)
-        except (RuntimeError, ValueError, TypeError) as error:  # of a user's network: weights on meta have no values
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise UsageError(f"model.name = {name!r} is not made without memory for its weights: {reason}") from error
+        except MODEL_ERRORS as error:  # of a user's network: weights on meta have no values
+            why = f"is not made without memory for its weights: {reason_of(error)}"
+            raise UsageError(f"model.name = {name!r} {why}") from error
         try:
             return network, trace_shapes(network, example_of(network, shape, TRACED_SAMPLES))
         except UsageError as error:
