@@ -24,6 +24,7 @@ from unisono.plan.machines import (
     MachineFacts,
     NetworkRow,
     ProductRow,
+    TopologyFacts,
     changed_machine,
     find_machine,
     machine_file,
@@ -140,6 +141,10 @@ ROW += '\nschedule = "ring"'
         ('name = "x"\n[node]\nflops = 1e-300', "node.flops = 1e-300, but it has to be at least 1"),
         ('name = "x"\n[link]\nbandwidth = 1e-300', "link.bandwidth = 1e-300, but it has to be at least 1"),
         ('name = "x"\n[efficiency]\nlinear = 5', "efficiency.linear = 5.0, but it has to be at most 1"),
+        (
+            'name = "x"\n[topology]\noversubscription = 4',
+            "topology: oversubscription = 4 has no effect without supernode",
+        ),
         ('name = "x"\nnode = 3', "node is a table of keys, not the value 3"),
         ('name = "x"\n[assumed]\n"node.flops" = "why"', 'assumed."node.flops" is a reason for a value that this file'),
         ('name = "x"\nassumed = 3', "assumed is a table of keys, not the value 3"),
@@ -227,7 +232,7 @@ def values_of(kind: type[Any], complete: bool) -> st.SearchStrategy[Any]:
 
 @st.composite
 def machines(draw: st.DrawFn) -> MachineFacts:
-    tables = {name: draw(values_of(kind, complete=False)) for name, kind in TABLES.items()}
+    tables = {name: draw(values_of(kind, complete=kind is TopologyFacts)) for name, kind in TABLES.items()}
     keys = [
         f"{name}.{field.name}"
         for name in TABLES
@@ -291,6 +296,11 @@ def test_a_value_is_not_multiplied_beyond_its_limits(times: str) -> None:
 def test_a_value_that_is_not_there_is_not_multiplied() -> None:
     with pytest.raises(UsageError, match=r"has no node.memory_bandwidth, so it cannot be multiplied"):
         changed_machine(find_machine("cori_aries"), "memory_bandwidth=2x")
+
+
+def test_an_uplink_of_no_supernode_is_not_multiplied() -> None:
+    with pytest.raises(UsageError, match="--what-if oversubscription=4x: oversubscription = 4 has no effect without"):
+        changed_machine(find_machine("minsky_p100"), "oversubscription=4x")
 
 
 def test_rows_of_another_machine_are_left_out() -> None:

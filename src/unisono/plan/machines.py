@@ -103,6 +103,12 @@ class TopologyFacts:
     oversubscription: float = number(1.0, above=0)
     """Bandwidth of a supernode's nodes over that of its uplink."""
 
+    def __post_init__(self) -> None:
+        """Raise UsageError for an uplink that is narrower than its nodes, of supernodes of an unknown size."""
+        if self.oversubscription != 1 and not self.supernode:
+            held = f"oversubscription = {self.oversubscription:g}"
+            raise UsageError(f"{held} has no effect without supernode, the number of nodes under a switch")
+
 
 @dataclass(frozen=True)
 class DiskFacts:
@@ -364,8 +370,8 @@ def changed_machine(machine: MachineFacts, change: str) -> MachineFacts:
         machine = machine.at_speed(times)
     elif name in CHANGES_OF_EXCHANGES:
         machine = replace(machine, collectives=())
-    changed = replace(facts, **{key: getattr(facts, key) * times})
     try:
+        changed = replace(facts, **{key: getattr(facts, key) * times})
         check(changed)
     except UsageError as error:
         raise UsageError(f"--what-if {change}: {error}") from None
