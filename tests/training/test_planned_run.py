@@ -19,7 +19,7 @@ from unisono.data.sources import find
 from unisono.errors import RecipeError, UsageError
 from unisono.placement import one_rank_per_node
 from unisono.plan.layer_plan import Split, make_plan
-from unisono.plan.machines import find_machine
+from unisono.plan.machines import NetworkRow, find_machine
 from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFacts
 from unisono.plan.run_plan import RunPlan, plan_run
 from unisono.plan.run_report import layers_of
@@ -332,6 +332,15 @@ def test_a_run_on_ranks_is_that_of_a_plan_and_refuses_what_is_not_predicted() ->
 def test_what_a_run_refuses_is_not_planned(change: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         run_of(change)
+
+
+def test_a_rate_of_an_unknown_network_is_refused() -> None:
+    recipe, named = plan_recipe(Path("digits"), None), r"has a \[\[network\]\] named"
+    for name, hint in (("alexnett", "did you mean alexnet"), ("mine", "there are small_convnet")):
+        with pytest.raises(UsageError, match=rf"{named} '{name}', which is none; {hint}"):
+            planned_run(recipe, replace(MACHINE, networks=(NetworkRow(name, 32, 100.0),)), 2)
+    own = replace(MACHINE, networks=(NetworkRow("nets:mine", 32, 100.0),))
+    assert planned_run(recipe, own, 2).machine.networks == ()
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -32,7 +33,7 @@ from unisono.data.options import DataOptions
 from unisono.data.pack import TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
 from unisono.data.storage import FILES, REPLICATED, STREAMED
 from unisono.errors import RecipeError, UsageError
-from unisono.models import check_name, input_shape, make_network
+from unisono.models import MODELS, check_name, input_shape, make_network
 from unisono.plan.layer_plan import AUTO
 from unisono.plan.machines import MachineFacts, changed_machine
 from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFacts, at_rate_of, numbers_kept
@@ -124,8 +125,8 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
     """Return the run of a recipe on nodes of a machine, at the machine's rate of the network where it has one.
 
     Raises UsageError for a network that cannot be traced, or whose samples are not known, a rule that is unknown,
-    splits that no rule takes, virtual ranks, an audit or a batch that do not fit, and for accelerators that the machine
-    does not have; "auto" is planned on what it has.
+    splits that no rule takes, virtual ranks, an audit or a batch that do not fit, for accelerators that the machine
+    does not have, and for rates of an unknown network; "auto" is planned on what it has.
     """
     for complaint in about_virtual_ranks(recipe, nodes * ranks_per_node):
         raise RecipeError(complaint)
@@ -134,6 +135,11 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
             f"compute.device = {recipe.compute.device!r}, but {machine.name} has no accelerators: plan with "
             f"--set compute.device={HOST}"
         )
+    for row in machine.networks:
+        if row.name not in MODELS and not is_user_function(row.name):
+            near = get_close_matches(row.name, MODELS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(MODELS)}"
+            raise UsageError(f"{machine.name} has a [[network]] named {row.name!r}, which is none; {hint}")
     data, samples, training, model = recipe.data, known_samples(recipe), recipe.training, recipe.model
     if 0 < samples.train < training.batch:
         given = data.pack or data.name or "samples.train"
