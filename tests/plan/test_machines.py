@@ -298,6 +298,14 @@ def test_a_value_that_is_not_there_is_not_multiplied() -> None:
         changed_machine(find_machine("cori_aries"), "memory_bandwidth=2x")
 
 
+def test_rates_of_networks_are_multiplied_without_the_peak() -> None:
+    machine = find_machine("mosaic_k20m")
+    faster = changed_machine(machine, "flops=2x")
+    assert [row.samples_per_second for row in faster.networks] == [328.2, 281.4, 75.9]
+    with pytest.raises(UsageError, match=r"has no node.flops, so it cannot be multiplied"):
+        changed_machine(replace(machine, networks=()), "flops=2x")
+
+
 def test_an_uplink_of_no_supernode_is_not_multiplied() -> None:
     with pytest.raises(UsageError, match="--what-if oversubscription=4x: oversubscription = 4 has no effect without"):
         changed_machine(find_machine("minsky_p100"), "oversubscription=4x")

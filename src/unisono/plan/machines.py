@@ -364,7 +364,7 @@ def changed_machine(machine: MachineFacts, change: str) -> MachineFacts:
         )
     table, key = CHANGES[name]
     facts: Any = getattr(machine, table)
-    if not getattr(facts, key):
+    if not getattr(facts, key) and not (name == "flops" and machine.networks):
         raise UsageError(f"--what-if {change}: {machine.name} has no {table}.{key}, so it cannot be multiplied")
     if name == "flops":
         machine = machine.at_speed(times)
