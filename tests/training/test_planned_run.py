@@ -21,7 +21,7 @@ from unisono.placement import one_rank_per_node
 from unisono.plan.layer_plan import Split, make_plan
 from unisono.plan.machines import NetworkRow, find_machine
 from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFacts
-from unisono.plan.run_plan import RunPlan, plan_run
+from unisono.plan.run_plan import RunPlan, plan_run, predict_run
 from unisono.plan.run_report import layers_of
 from unisono.plan.split import GroupLinks, LinkCosts, SplitModel, choose_splits
 from unisono.plan.trace import trace
@@ -184,9 +184,8 @@ def test_layers_have_the_wire_and_the_period_of_the_row(rule: str, share: float)
         planned_run(replace(recipe, exchange=replace(DEEP.exchange, wire=wire)), MACHINE, 4)
         for wire in ("float32", "bfloat16")
     )
-    for run in (wide, narrow):
-        (row, *_) = plan_run(run, (4,))
-        assert sum(layer.gradients for layer in layers_of(run, {})) == pytest.approx(row.communicating, rel=0.02)
+    row, _, _ = predict_run(narrow)
+    assert sum(layer.gradients for layer in layers_of(narrow, {})) == pytest.approx(row.communicating, rel=0.02)
     for exact, encoded in zip(layers_of(wide, {}), layers_of(narrow, {}), strict=True):
         assert exact.sent == pytest.approx(1.5 * exact.weights / wide.rule.traits.period)  # 2 (p - 1) / p
         assert encoded.sent == pytest.approx(share * exact.sent)
@@ -296,6 +295,14 @@ def test_number_format_and_threads_of_a_recipe_count_and_what_does_not_has_a_lin
     assert line.startswith("not in these numbers: ranks of 2 threads")
     with pytest.raises(RecipeError, match="virtual_ranks = 4, but 8 ranks: some would have no share"):
         planned_run(plan_recipe(Path("digits"), None, virtual), MACHINE, 4, 2)
+
+
+def test_a_wire_without_effect_has_a_line_and_the_library_its_name() -> None:
+    (line,) = run_of("exchange.wire=bfloat16", "exchange.algorithm=library").notes
+    assert line == "exchange.wire = 'bfloat16' has no effect with exchange.algorithm = \"library\""
+    assert not run_of("exchange.wire=bfloat16").notes
+    alone, spread = plan_run(run_of("exchange.algorithm=library"), (1, 2))
+    assert (alone.schedule, spread.schedule, spread.wire) == ("", "library", "float32")
 
 
 def test_of_a_pack_that_is_elsewhere_only_its_form_is_known() -> None:

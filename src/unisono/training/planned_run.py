@@ -53,7 +53,7 @@ from unisono.training.recipe import (
     threads_of,
     to_dict,
 )
-from unisono.training.recipe_check import about_virtual_ranks
+from unisono.training.recipe_check import about_virtual_ranks, describe_wire
 from unisono.user_function import is_user_function
 
 if TYPE_CHECKING:
@@ -158,6 +158,7 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
     rates = machine.in_precision(recipe.compute.precision)
     rates = at_rate_of(rates, measured, traced.layers, TRACED_SAMPLES, training.batch / nodes)
     speed, notes = speed_of_threads(recipe, machine, ranks_per_node)
+    notes += tuple(describe_wire(recipe, nodes))
     if data.pack and not samples.shape:
         why = "by data.size" if data.size else "the network's own"
         notes += (f"samples of {_words(shape)}, {why}: {data.pack} is not here; else --set samples.shape",)
