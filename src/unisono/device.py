@@ -116,6 +116,12 @@ def identity_of(device: torch.device) -> str:
     return str(getattr(describe(device), "uuid", device))
 
 
+def memory_of(device: torch.device) -> float:
+    """Return the bytes of a device's memory; 0 for the host, and where PyTorch does not tell."""
+    describe = getattr(module_of(device), "get_device_properties", lambda _: None)
+    return 0.0 if device.type == HOST else float(getattr(describe(device), "total_memory", 0))
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until a device has done all that any thread has queued; the host, and no device (meta), have nothing."""
     if device.type not in (HOST, "meta"):

@@ -47,7 +47,7 @@ def test_numbers_of_nodes() -> None:
     assert node_counts("1,10,...,1000") == (1, 10, 100, 1000)
 
 
-@pytest.mark.parametrize("nodes", ["0", "2,2", "x", "1,...,8", "2,3,...,8", "1,2,...,"])
+@pytest.mark.parametrize("nodes", ["0", "2,2", "x", "1,...,8", "2,3,...,8", "1,2,...,", "1,2,4,...,3"])
 def test_no_numbers_of_nodes(nodes: str) -> None:
     with pytest.raises(UsageError, match=f"--nodes {nodes}: "):
         node_counts(nodes)

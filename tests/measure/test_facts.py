@@ -99,13 +99,16 @@ def test_accelerators_are_those_of_the_ranks_of_a_node() -> None:
     )
 
     def found(*devices: str) -> MachineFacts:
-        sites = [site._replace(device=name) for site, name in zip(SITES, devices, strict=True)]
+        systems = (replace(SYSTEM, device_memory_bytes=size) for size in (4e9, 3e9, 4e9, 4e9))
+        named = zip(SITES, devices, systems, strict=True)
+        sites = [site._replace(device=name, system=system) for site, name, system in named]
         return machine_facts(ProbeFindings(None, readings, (), 1.0), sites, PLACEMENT, "2026-01-02", "1.0")
 
     machine = found("cuda:0", "cuda:1", "cuda:0", "cuda:1")
     assert machine.node.accelerators == 2
     assert found("cuda:0", "cuda:0", "cuda:0", "cuda:0").node.accelerators == 1
     assert (machine.node.to_host, machine.node.to_device, machine.node.device_bandwidth) == (2e6, 2e6, 6e6)
+    assert machine.node.device_memory_bytes == 3e9
     assert machine.node.flops == 1.5e11
     assert [row.dtype for row in machine.products] == ["float32", "bfloat16"]
     assert [row.forward for row in machine.in_precision("auto").products] == [2e12]

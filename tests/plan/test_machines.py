@@ -24,6 +24,7 @@ from unisono.plan.machines import (
     MachineFacts,
     NetworkRow,
     ProductRow,
+    TopologyFacts,
     changed_machine,
     find_machine,
     machine_file,
@@ -139,6 +140,11 @@ ROW += '\nschedule = "ring"'
         ('name = "x"\n[node]\nflops = true', "node.flops = True is not a number"),
         ('name = "x"\n[node]\nflops = 1e-300', "node.flops = 1e-300, but it has to be at least 1"),
         ('name = "x"\n[link]\nbandwidth = 1e-300', "link.bandwidth = 1e-300, but it has to be at least 1"),
+        ('name = "x"\n[efficiency]\nlinear = 5', "efficiency.linear = 5.0, but it has to be at most 1"),
+        (
+            'name = "x"\n[topology]\noversubscription = 4',
+            "topology: oversubscription = 4 has no effect without supernode",
+        ),
         ('name = "x"\nnode = 3', "node is a table of keys, not the value 3"),
         ('name = "x"\n[assumed]\n"node.flops" = "why"', 'assumed."node.flops" is a reason for a value that this file'),
         ('name = "x"\nassumed = 3', "assumed is a table of keys, not the value 3"),
@@ -217,15 +223,16 @@ def values_of(kind: type[Any], complete: bool) -> st.SearchStrategy[Any]:
         some = named.get(field.name, some)
         if field.metadata.get("one_of"):
             some = st.sampled_from(field.metadata["one_of"])
-        if (least := field.metadata.get("at_least")) is not None:
-            some = st.floats(min_value=least, max_value=1e15)
+        least, most = (field.metadata.get(key) for key in ("at_least", "at_most"))
+        if field.type == "float" and (least, most) != (None, None):
+            some = st.floats(min_value=least or 1e-12, max_value=most or 1e15)
         strategies[field.name] = some if complete or field.default is MISSING else st.just(field.default) | some
     return st.builds(kind, **strategies)
 
 
 @st.composite
 def machines(draw: st.DrawFn) -> MachineFacts:
-    tables = {name: draw(values_of(kind, complete=False)) for name, kind in TABLES.items()}
+    tables = {name: draw(values_of(kind, complete=kind is TopologyFacts)) for name, kind in TABLES.items()}
     keys = [
         f"{name}.{field.name}"
         for name in TABLES
@@ -289,6 +296,19 @@ def test_a_value_is_not_multiplied_beyond_its_limits(times: str) -> None:
 def test_a_value_that_is_not_there_is_not_multiplied() -> None:
     with pytest.raises(UsageError, match=r"has no node.memory_bandwidth, so it cannot be multiplied"):
         changed_machine(find_machine("cori_aries"), "memory_bandwidth=2x")
+
+
+def test_rates_of_networks_are_multiplied_without_the_peak() -> None:
+    machine = find_machine("mosaic_k20m")
+    faster = changed_machine(machine, "flops=2x")
+    assert [row.samples_per_second for row in faster.networks] == [328.2, 281.4, 75.9]
+    with pytest.raises(UsageError, match=r"has no node.flops, so it cannot be multiplied"):
+        changed_machine(replace(machine, networks=()), "flops=2x")
+
+
+def test_an_uplink_of_no_supernode_is_not_multiplied() -> None:
+    with pytest.raises(UsageError, match="--what-if oversubscription=4x: oversubscription = 4 has no effect without"):
+        changed_machine(find_machine("minsky_p100"), "oversubscription=4x")
 
 
 def test_rows_of_another_machine_are_left_out() -> None:

@@ -12,7 +12,7 @@ from tests.plan.test_run_report import FOUR
 from unisono.plan.choose import PredictionInputs, Setting, predicted
 from unisono.plan.machines import DecodingFacts, DiskFacts, LinkFacts, MachineFacts, NodeFacts
 from unisono.plan.planned_run import PlannedRun, RankMemory, SampleFacts
-from unisono.plan.run_plan import RunPlan, bottleneck, epoch_seconds, row_of, slow_link
+from unisono.plan.run_plan import RunPlan, bottleneck, epoch_seconds, lacking_memory, row_of, slow_link
 from unisono.rules import BSP
 from unisono.step.costs import Computing, Cost
 from unisono.step.layout import Bucket
@@ -113,7 +113,25 @@ COMPUTING, COMMUNICATION, UPDATE = (
     ],
 )
 def test_the_bottleneck(plan: RunPlan, links: float, expected: str) -> None:
-    assert f"{bottleneck(plan, links, 1e10)}\n".startswith(expected)
+    node = NodeFacts(memory_bytes=1e10 * plan.ranks / plan.nodes)
+    assert f"{bottleneck(plan, links, node)}\n".startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "needs"),
+    [(1, 4.5), (2, 6), (4, 9), (8, 18)],  # 3 GB of weights, gradients, optimizer; 6 of outputs; anchor on the host
+)
+def test_an_accelerator_has_its_share_of_outputs_and_the_state_of_its_ranks(ranks: int, needs: float) -> None:
+    plan = replace(COMPUTING, nodes=1, ranks=ranks, memory=RankMemory(1e9, 1e9, 1e9, 5e8, 6e9))
+    for size, host, expected in (
+        (0, 0, ""),
+        (needs * 1e9, 1.5e9 * ranks, ""),
+        (needs * 1e9 - 1e6, 0, f"memory: an accelerator needs {needs:g} GB of "),
+        (needs * 1e9, 1.4e9 * ranks, "memory: a rank needs 1.5 GB of 1.4 GB"),
+    ):
+        node = NodeFacts(accelerators=4, device_memory_bytes=size, memory_bytes=host)
+        assert lacking_memory(plan, node).startswith(expected)
+        assert bool(lacking_memory(plan, node)) == bool(expected)
 
 
 def test_the_slowest_link_is_named_where_it_costs_something() -> None:

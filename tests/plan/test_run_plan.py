@@ -297,6 +297,10 @@ def test_an_epoch_has_all_its_samples() -> None:
         (on(replace(MACHINE, link=LinkFacts())), r"example has no link.bandwidth: .*; add to it: \[link\] band"),
         (replace(RUN, rule=EASGD(), rule_name="easgd"), "rule easgd has no step that all ranks make together"),
         (replace(RUN, layers=trace(nn.ReLU(), torch.empty(2, 3))), "no parameters"),
+        (
+            on(replace(MACHINE, node=NodeFacts(flops=1e12)), layers=trace(nn.LayerNorm(3), torch.empty(2, 3))),
+            "none of the model's layers makes a product, and example has no node.memory_bandwidth",
+        ),
     ],
 )
 def test_what_cannot_be_planned(run: PlannedRun, message: str) -> None:

@@ -104,6 +104,13 @@ def test_a_line_says_what_the_cost_of_exchanges_is_based_on() -> None:
     assert not any("exchanges" in line for line in as_lines([ALONE], RUN, 0.5))
 
 
+def test_a_line_says_that_the_memory_of_accelerators_is_not_known() -> None:
+    unknown, p100 = NodeFacts(accelerators=4), NodeFacts(accelerators=4, device_memory_bytes=16e9)
+    for node, said in ((NodeFacts(), 0), (unknown, 1), (p100, 0)):
+        lines = as_lines([ALONE], replace(RUN, machine=replace(MACHINE, node=node)), 0.5)
+        assert sum(line.startswith("memory of accelerators is not known") for line in lines) == said
+
+
 def test_a_line_has_the_wall_time_of_each_row() -> None:
     layer = TracedLayer("0", "Linear", forward_flops=1, backward_flops=1, parameter_bytes=10**8, gradient_bytes=10**8)
     run = replace(RUN, layers=[layer], epoch_samples=3840, test_samples=640, epochs=100)

@@ -216,10 +216,31 @@ class ReadsValues(nn.Module):
         return x if x.sum() > 0 else -x
 
 
-@pytest.mark.parametrize("broken", [ReadsValues(), nn.Linear(4, 2)])
-def test_a_layer_that_cannot_be_traced_is_named(broken: nn.Module) -> None:
+class Raises(nn.Module):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        (ReadsValues(), "RuntimeError: Tensor.item"),
+        (nn.Linear(4, 2), "RuntimeError: "),
+        (Raises(AssertionError("Wrong height\nExpected 224")), "AssertionError: Wrong height; give"),
+        (Raises(AssertionError()), "AssertionError; give"),
+        (Raises(KeyError("x")), "KeyError: 'x'; give"),
+        (Raises(ZeroDivisionError("division by zero")), "ZeroDivisionError: division by zero; give"),
+    ],
+)
+def test_a_layer_that_cannot_be_traced_is_named(broken: nn.Module, reason: str) -> None:
     kind = type(broken).__name__
-    with pytest.raises(UsageError, match=rf"layer 'inner.1', {kind}, cannot be traced with inputs of shape \(2, 3\)"):
+    with pytest.raises(
+        UsageError, match=rf"'inner.1', {kind}, cannot be traced with inputs of shape \(2, 3\): {reason}"
+    ):
         trace(Outer(nn.Sequential(nn.Linear(3, 3), broken)), torch.empty(2, 3))
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 from tests.foresight.entries import PREDICTION, RUN
 
 from unisono.foresight.seal import RunFacts
@@ -54,6 +55,26 @@ def facts_of(*changes: str) -> RunFacts:
 )
 def test_a_seal_holds_for_the_same_settings(change: str, same: bool) -> None:
     assert holds(replace(PREDICTION, run=facts_of()), facts_of(change)) == same
+
+
+def test_a_step_without_products_or_known_memory_has_no_seal_and_says_why(tmp_path: Path) -> None:
+    (tmp_path / "two_embeddings.py").write_text(
+        "from torch import nn\n"
+        "class Recommender(nn.Module):\n"
+        "    def __init__(self, classes):\n"
+        "        super().__init__()\n"
+        "        self.users, self.items = nn.Embedding(50, classes), nn.Embedding(50, classes)\n"
+        "    def forward(self, pairs):\n"
+        "        return self.users(pairs[:, 0]) * self.items(pairs[:, 1])\n"
+        "def recommender(classes, channels):\n"
+        "    return Recommender(classes)\n"
+    )
+    changes = ["model.name=two_embeddings:recommender", f"model.folder={tmp_path}"]
+    recipe, world = read_recipe(find_recipe(Path("digits")), changes), SimpleNamespace(size=4, nodes=2)
+    feed = SimpleNamespace(samples=1000, classes=10, blank=lambda count: torch.empty(count, 2))
+    run = SimpleNamespace(recipe=recipe, world=world, feed=feed, trainer=SimpleNamespace(device=torch.device("cpu")))
+    reason = RunForesight(cast(Run, run))._planned("aws_c4_8xlarge", 0)
+    assert str(reason).startswith("none of the model's layers makes a product, and 2 x 9 cores E5-2666v3")
 
 
 def trainer_of(ranks: int, rule: object) -> Trainer:

@@ -19,9 +19,9 @@ from unisono.data.sources import find
 from unisono.errors import RecipeError, UsageError
 from unisono.placement import one_rank_per_node
 from unisono.plan.layer_plan import Split, make_plan
-from unisono.plan.machines import find_machine
+from unisono.plan.machines import NetworkRow, find_machine
 from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFacts
-from unisono.plan.run_plan import RunPlan, plan_run
+from unisono.plan.run_plan import RunPlan, plan_run, predict_run
 from unisono.plan.run_report import layers_of
 from unisono.plan.split import GroupLinks, LinkCosts, SplitModel, choose_splits
 from unisono.plan.trace import trace
@@ -177,10 +177,18 @@ def test_layers_add_up_to_the_row() -> None:
         )
 
 
-def test_layers_have_the_wire_of_the_row() -> None:
-    narrow = replace(DEEP, exchange=replace(DEEP.exchange, wire="bfloat16"))
-    layers, wide = (layers_of(planned_run(recipe, MACHINE, 4), {}) for recipe in (narrow, DEEP))
-    assert sum(layer.gradients for layer in layers) < 0.55 * sum(layer.gradients for layer in wide)
+@pytest.mark.parametrize(("rule", "share"), [("bsp", 0.5), ("sharded", 0.75), ("local_sgd", 0.5)])
+def test_layers_have_the_wire_and_the_period_of_the_row(rule: str, share: float) -> None:
+    recipe = replace(DEEP, rule=replace(DEEP.rule, name=rule))
+    wide, narrow = (
+        planned_run(replace(recipe, exchange=replace(DEEP.exchange, wire=wire)), MACHINE, 4)
+        for wire in ("float32", "bfloat16")
+    )
+    row, _, _ = predict_run(narrow)
+    assert sum(layer.gradients for layer in layers_of(narrow, {})) == pytest.approx(row.communicating, rel=0.02)
+    for exact, encoded in zip(layers_of(wide, {}), layers_of(narrow, {}), strict=True):
+        assert exact.sent == pytest.approx(1.5 * exact.weights / wide.rule.traits.period)  # 2 (p - 1) / p
+        assert encoded.sent == pytest.approx(share * exact.sent)
 
 
 def test_the_layers_of_a_recipe_are_whole_on_one_rank() -> None:
@@ -289,6 +297,14 @@ def test_number_format_and_threads_of_a_recipe_count_and_what_does_not_has_a_lin
         planned_run(plan_recipe(Path("digits"), None, virtual), MACHINE, 4, 2)
 
 
+def test_a_wire_without_effect_has_a_line_and_the_library_its_name() -> None:
+    (line,) = run_of("exchange.wire=bfloat16", "exchange.algorithm=library").notes
+    assert line == "exchange.wire = 'bfloat16' has no effect with exchange.algorithm = \"library\""
+    assert not run_of("exchange.wire=bfloat16").notes
+    alone, spread = plan_run(run_of("exchange.algorithm=library"), (1, 2))
+    assert (alone.schedule, spread.schedule, spread.wire) == ("", "library", "float32")
+
+
 def test_of_a_pack_that_is_elsewhere_only_its_form_is_known() -> None:
     assert samples_of(DataOptions(pack="packs/nowhere", storage="replicated")) == SampleRecipe()
     changes = ["data.pack=packs/nowhere", "data.threads=3", "data.groups=2", "samples.shape=1x8x8"]
@@ -311,9 +327,39 @@ def test_a_run_on_ranks_is_that_of_a_plan_and_refuses_what_is_not_predicted() ->
         run_on_ranks(split, samples, MACHINE, 4, 2)
 
 
-def test_a_network_whose_weights_need_values_is_named(tmp_path: Path) -> None:
-    (tmp_path / "own_net_valued.py").write_text(
-        "import torch\ndef make(classes, channels):\n    return [0][int(torch.zeros(1).item())]\n"
-    )
-    with pytest.raises(UsageError, match="'own_net_valued:make' is not made without memory for its weights: Tensor"):
-        traced_network("own_net_valued:make", str(tmp_path), (1, 8, 8), 10)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("training.batch=2000", "training.batch = 2000, but digits has 1437 samples to train on"),
+        ("samples.train=63", "training.batch = 64, but digits has 63 samples to train on"),
+        ("audit.fraction=5", "audit.fraction = 5.0: it is at most 1"),
+        ("audit.fraction=0.5", r"\[audit\] needs the same bits on any ranks: set training.virtual_ranks"),
+    ],
+)
+def test_what_a_run_refuses_is_not_planned(change: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        run_of(change)
+
+
+def test_a_rate_of_an_unknown_network_is_refused() -> None:
+    recipe, named = plan_recipe(Path("digits"), None), r"has a \[\[network\]\] named"
+    for name, hint in (("alexnett", "did you mean alexnet"), ("mine", "there are small_convnet")):
+        with pytest.raises(UsageError, match=rf"{named} '{name}', which is none; {hint}"):
+            planned_run(recipe, replace(MACHINE, networks=(NetworkRow(name, 32, 100.0),)), 2)
+    own = replace(MACHINE, networks=(NetworkRow("nets:mine", 32, 100.0),))
+    assert planned_run(recipe, own, 2).machine.networks == ()
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        ("[0][int(torch.zeros(1).item())]", "RuntimeError: Tensor"),
+        ("{}['width']", "KeyError: 'width'"),
+        ("classes / 0", "ZeroDivisionError: "),
+    ],
+)
+def test_a_network_whose_weights_need_values_is_named(made: str, reason: str, tmp_path: Path) -> None:
+    name = f"own_net_{reason.partition('Error')[0].lower()}"
+    (tmp_path / f"{name}.py").write_text(f"import torch\ndef make(classes, channels):\n    return {made}\n")
+    with pytest.raises(UsageError, match=f"'{name}:make' is not made without memory for its weights: {reason}"):
+        traced_network(f"{name}:make", str(tmp_path), (1, 8, 8), 10)

@@ -193,8 +193,8 @@ def node_counts(text: str) -> tuple[int, ...]:
     before, dots, last = text.partition(",...,")
     counts = [_number(part) for part in before.split(",")]
     if dots:
-        if len(counts) < 2 or not _number(last) or not 0 < counts[-2] < counts[-1] or counts[-1] % counts[-2]:
-            raise UsageError(f"--nodes {text}: two numbers, the second a multiple, go before the dots, one behind")
+        if len(counts) < 2 or not 0 < counts[-2] < counts[-1] <= _number(last) or counts[-1] % counts[-2]:
+            raise UsageError(f"--nodes {text}: two numbers, the second a multiple, go before the dots, the last behind")
         factor = counts[-1] // counts[-2]
         while counts[-1] * factor <= _number(last):
             counts.append(counts[-1] * factor)

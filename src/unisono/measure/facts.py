@@ -27,11 +27,13 @@ import statistics
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from unisono.device import memory_of
 from unisono.launch import available_cores
 from unisono.measure.links import Links, slow_links
 from unisono.measure.probes import ProbeFindings, ProbeReading, slowest
@@ -152,9 +154,11 @@ def _system(sites: Sequence[ProbedSite], placement: Placement) -> Values:
     cores = statistics.median_low(len(frozenset().union(*(site.cores for site in ranks))) for ranks in of_nodes)
     memory = min(ranks[0].system.memory_bytes for ranks in of_nodes)
     devices = statistics.median_low(len({site.device for site in ranks} - {""}) for ranks in of_nodes)
+    of_device = min(site.system.device_memory_bytes for site in sites)
     values = {
         "node.cores": MeasuredValue(cores, "cores that the ranks of a node may use"),
         "node.accelerators": MeasuredValue(devices, f"devices of the ranks of a node: {of_nodes[0][0].device}, ..."),
+        "node.device_memory_bytes": MeasuredValue(of_device, "by PyTorch: least of the accelerators"),
         "node.memory_bytes": MeasuredValue(memory, "by the system: least of the nodes"),
         "node.cache_bytes": MeasuredValue(system.cache_bytes, "by the system: level 2 of a core"),
         "node.simd_width": MeasuredValue(system.simd_width, "by the system: widest vectors"),
@@ -304,7 +308,8 @@ class ProbedSite(NamedTuple):
 def sites_of(world: World, device: torch.device) -> list[ProbedSite]:
     """Return the place of each rank, on all ranks; `device` is this rank's."""
     name = "" if device.type == HOST else str(device)
-    return world.all_gather_object(ProbedSite(socket.gethostname(), available_cores(), read_system(), name))
+    system = replace(read_system(), device_memory_bytes=memory_of(device))
+    return world.all_gather_object(ProbedSite(socket.gethostname(), available_cores(), system, name))
 
 
 def read_system(root: Path = Path("/")) -> NodeFacts:

@@ -331,7 +331,8 @@ def exchange_cost(
     parts = [_cost(call) for call in calls]
     cost = Cost(sum(part.cost.latency for part in parts), sum(part.cost.per_byte for part in parts))
     bases = [part.basis for part in parts if part.basis]
-    return ExchangeCost(parts[0].schedule, cost, max(bases, key=list(BASES).index, default=""))
+    named = LIBRARY if bases and algorithm == LIBRARY else parts[0].schedule
+    return ExchangeCost(named, cost, max(bases, key=list(BASES).index, default=""))
 
 
 def _cost(call: _PricedCall) -> ExchangeCost:

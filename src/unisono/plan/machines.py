@@ -64,14 +64,16 @@ class NodeFacts:
     """Bytes per second of copies from the host to the accelerators."""
     device_bandwidth: float = number(0.0, at_least=1)
     """Bytes per second of the memory of all accelerators."""
+    device_memory_bytes: float = number(0.0, above=0)
+    """Bytes of the memory of an accelerator."""
 
 
 @dataclass(frozen=True)
 class EfficiencyFacts:
     """Share of a node's peak that a kind of product reaches."""
 
-    convolution: float = number(1.0, above=0)
-    linear: float = number(1.0, above=0)
+    convolution: float = number(1.0, above=0, at_most=1)
+    linear: float = number(1.0, above=0, at_most=1)
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,12 @@ class TopologyFacts:
     """Nodes under a switch; 0: all."""
     oversubscription: float = number(1.0, above=0)
     """Bandwidth of a supernode's nodes over that of its uplink."""
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for an uplink that is narrower than its nodes, of supernodes of an unknown size."""
+        if self.oversubscription != 1 and not self.supernode:
+            held = f"oversubscription = {self.oversubscription:g}"
+            raise UsageError(f"{held} has no effect without supernode, the number of nodes under a switch")
 
 
 @dataclass(frozen=True)
@@ -356,14 +364,14 @@ def changed_machine(machine: MachineFacts, change: str) -> MachineFacts:
         )
     table, key = CHANGES[name]
     facts: Any = getattr(machine, table)
-    if not getattr(facts, key):
+    if not getattr(facts, key) and not (name == "flops" and machine.networks):
         raise UsageError(f"--what-if {change}: {machine.name} has no {table}.{key}, so it cannot be multiplied")
     if name == "flops":
         machine = machine.at_speed(times)
     elif name in CHANGES_OF_EXCHANGES:
         machine = replace(machine, collectives=())
-    changed = replace(facts, **{key: getattr(facts, key) * times})
     try:
+        changed = replace(facts, **{key: getattr(facts, key) * times})
         check(changed)
     except UsageError as error:
         raise UsageError(f"--what-if {change}: {error}") from None

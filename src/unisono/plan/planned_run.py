@@ -221,14 +221,14 @@ class PlannedRun:
 
 def check_run(run: PlannedRun) -> None:
     """Raise UsageError for a run that cannot be made, or that cannot be predicted."""
-    machine = run.machine
+    machine, node = run.machine, run.machine.node
     check_ranks(run.ranks)
     if run.minibatch < run.ranks:
         raise UsageError(
             f"a minibatch of {run.minibatch} is less than a sample for each of {run.ranks} ranks: "
             f"plan a minibatch of {run.ranks}, or fewer nodes"
         )
-    if not machine.node.flops:
+    if not node.flops:
         raise UsageError(f"{machine.name} has no node.flops: give a file with the FLOPs per second of a node")
     if not machine.link.bandwidth and run.nodes > 1:
         raise UsageError(
@@ -237,6 +237,11 @@ def check_run(run: PlannedRun) -> None:
         )
     if not any(layer.gradient_bytes for layer in run.layers):
         raise UsageError("the model has no parameters that are trained, so there is nothing to exchange: plan another")
+    if not any(layer.flops for layer in run.layers) and not (node.memory_bandwidth or node.device_bandwidth):
+        raise UsageError(
+            f"none of the model's layers makes a product, and {machine.name} has no node.memory_bandwidth, so a step "
+            "has no predicted time: add to its file the bytes per second of a node's memory"
+        )
     if run.rule.traits.members is Members.SERVERS:
         raise UsageError(
             f"rule {run.rule_name} has no step that all ranks make together, so it is not predicted: plan bsp, "

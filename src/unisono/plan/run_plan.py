@@ -57,6 +57,7 @@ from unisono.plan.choose import (
 )
 from unisono.plan.collective_costs import FREE, exchange_cost, placement_of, uneven_of
 from unisono.plan.layer_plan import Split
+from unisono.plan.machines import NodeFacts
 from unisono.plan.planned_run import (
     PlannedRun,
     RankMemory,
@@ -315,8 +316,7 @@ def row_of(
         decoding=loading.decoding,
         basis=run.exchange.basis,
     )
-    links, capacity = exchanged * inputs.cost.per_byte, run.machine.node.memory_bytes / run.ranks_per_node
-    return replace(row, bottleneck=bottleneck(row, links, capacity))
+    return replace(row, bottleneck=bottleneck(row, exchanged * inputs.cost.per_byte, run.machine.node))
 
 
 def parts_with_loading(run: PlannedRun, inputs: PredictionInputs, played: Candidate) -> tuple[StepParts, float]:
@@ -327,15 +327,11 @@ def parts_with_loading(run: PlannedRun, inputs: PredictionInputs, played: Candid
     return replace(parts, loading=max(0.0, least - parts.step)), least
 
 
-def bottleneck(row: RunPlan, links: float, capacity: float) -> str:
-    """Return the sentence for a row; `links` are the seconds of its collectives that are bytes on links, `capacity` the
-    bytes of memory that a rank has (0: not known)."""
-    memory, step, rank, why = row.memory.total, row.step, "a rank", ""
-    if gathered := row.memory.gathered:  # on rank 0, which has what the others of its node leave
-        capacity += (row.ranks / row.nodes - 1) * max(0.0, capacity - row.memory._replace(gathered=0.0).total)
-        rank, why = "rank 0", f"; {gathered / 1e9:.3g} GB are states of all ranks, gathered for a checkpoint"
-    if capacity and memory > capacity:
-        return f"memory: {rank} needs {memory / 1e9:.3g} GB of {capacity / 1e9:.3g} GB{why}"
+def bottleneck(row: RunPlan, links: float, node: NodeFacts) -> str:
+    """Return the sentence for a row; `links` are the seconds of its collectives that are bytes on links."""
+    if too_small := lacking_memory(row, node):
+        return too_small
+    step = row.step
     largest = max(row.computing, row.communication, row.update)
     starved = isclose(step, max(row.reading, row.decoding))
     if row.loading and (starved or row.loading >= largest):
@@ -353,6 +349,28 @@ def bottleneck(row: RunPlan, links: float, capacity: float) -> str:
         f"communication, by {which}: {largest / step:.0%} of the step; of {_ms(row.communicating)} "
         f"of collectives {_ms(waits)} are latency"
     )
+
+
+def lacking_memory(row: RunPlan, node: NodeFacts) -> str:
+    """Return the sentence for memory that is too small, of an accelerator or of a rank on the host; "" where all fits,
+    or is not known.
+
+    An accelerator has weights, gradients, optimizer and its samples' outputs; the host all else, and gradients again.
+    """
+    ranks, memory, rank, why = row.ranks / row.nodes, row.memory, "a rank", ""
+    if node.accelerators:
+        sharing = ranks / node.accelerators
+        copies = max(1.0, sharing) * (memory.weights + memory.gradients + memory.optimizer)
+        if 0 < node.device_memory_bytes < (used := copies + sharing * memory.activations):
+            return f"memory: an accelerator needs {used / 1e9:.3g} GB of {node.device_memory_bytes / 1e9:.3g} GB"
+        memory = memory._replace(weights=0.0, optimizer=0.0, activations=0.0)
+    capacity = node.memory_bytes / ranks
+    if gathered := memory.gathered:  # on rank 0, which has what the others of its node leave
+        capacity += (ranks - 1) * max(0.0, capacity - memory._replace(gathered=0.0).total)
+        rank, why = "rank 0", f"; {gathered / 1e9:.3g} GB are states of all ranks, gathered for a checkpoint"
+    if not 0 < capacity < memory.total:
+        return ""
+    return f"memory: {rank} needs {memory.total / 1e9:.3g} GB of {capacity / 1e9:.3g} GB{why}"
 
 
 def slow_link(slow: Mapping[int, float], step: float, without: float) -> str:

@@ -27,9 +27,10 @@ from unisono.plan.collective_costs import BASES
 from unisono.plan.layer_plan import ParallelPlan, Split
 from unisono.plan.planned_run import PlannedRun, held_bytes, product_seconds, unknown_rates
 from unisono.plan.run_plan import INTERVAL_ERROR, LEAST_SHOWN, WITH_SPLITS, RunPlan, inputs_of, split_inputs
-from unisono.plan.split import SplitInputs, describe_borders, sent_of
+from unisono.plan.split import SplitInputs, describe_borders, gradient_bytes, sent_of
 from unisono.plan.trials import TRIAL_RATIO, steps_per_trial
-from unisono.rules import BSP
+from unisono.step.rule import RankState
+from unisono.wires import encoded_share
 
 DATA = "data"
 """Parallelism of a layer that is not split."""
@@ -84,6 +85,8 @@ def as_lines(plans: Sequence[RunPlan], run: PlannedRun, least: float) -> Iterato
         yield f"exchanges: {_bases(plans)}"
     if not machine.node.memory_bandwidth:
         yield "updates and sums take no time here: the machine file has no node.memory_bandwidth"
+    if machine.node.accelerators and not machine.node.device_memory_bytes:
+        yield "memory of accelerators is not known, nor checked: the machine file has no node.device_memory_bytes"
     yield from (*unknown_rates(machine, run.samples), *run.notes)
     for row in machine.networks:
         yield (
@@ -385,24 +388,27 @@ class PlannedLayer(NamedTuple):
 def layers_of(run: PlannedRun, splits: Mapping[str, Split]) -> list[PlannedLayer]:
     """Return the layers with parameters or FLOPs of a run with these splits, in the order of the forward pass.
 
-    Gradients are exchanged by an allreduce. The run has a model to split.
+    The run has a model to split.
     """
     assert run.split is not None
-    plain = replace(run, rule=BSP(run.rule.exchange))
     facts, _ = run.split(run.ranks)
-    return planned_layers(run, split_inputs(plain, inputs_of(plain, plain.exchange.cost), facts), splits)
+    return planned_layers(run, split_inputs(run, inputs_of(run, run.exchange.cost), facts), splits)
 
 
 def planned_layers(run: PlannedRun, inputs: SplitInputs, splits: Mapping[str, Split]) -> list[PlannedLayer]:
-    """Return the layers as `layers_of`, from the inputs of their splits."""
+    """Return the layers as `layers_of`, from the inputs of their splits: gradients encoded by the wire between nodes,
+    weights that a sharded rule gathers as they are, and of a rule that exchanges every so many steps the mean."""
+    ranks, share = inputs.links.placement.ranks, encoded_share(run.wire) if run.nodes > 1 else 1.0
+    share = (1 + share) / 2 if run.rule.traits.state is RankState.SHARDED else share
     seconds = {layer.name: product_seconds(layer, layer.flops, run.machine) for layer in run.layers}
-    total, scale = sum(seconds.values()), inputs.scale * inputs.links.placement.ranks
+    total, scale, period = sum(seconds.values()), inputs.scale * ranks, run.rule.traits.period
     facts, rows = {layer.name: layer for layer in inputs.layers}, list[PlannedLayer]()
     for layer in run.layers:
         if layer.name not in facts or not (layer.flops or layer.parameters):
             continue
         layer_facts, split = facts[layer.name], splits.get(layer.name)
         sent = sent_of(inputs, layer_facts, split)
+        gradients = gradient_bytes(layer_facts.gradient_bytes, ranks, split.ranks if split else 1)
         rows.append(
             PlannedLayer(
                 layer.name or "(model)",
@@ -411,9 +417,9 @@ def planned_layers(run: PlannedRun, inputs: SplitInputs, splits: Mapping[str, Sp
                 layer_facts.parameter_bytes,
                 str(split or DATA),
                 inputs.step.computing.whole * (seconds[layer.name] / total if total else 0.0),
-                sent.gradients,
+                sent.gradients / period,
                 sent.activations,
-                sent.nbytes,
+                sent.nbytes - gradients * (1 - share / period),
             )
         )
     return rows

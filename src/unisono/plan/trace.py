@@ -56,6 +56,9 @@ SAME_OF_A_PART = tuple(
 )
 """Reads of a parameter that give the same of a part as of the whole."""
 
+MODEL_ERRORS = RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError
+"""Errors of a model on inputs, or memory, that it does not take; `torch._assert` raises AssertionError."""
+
 
 @dataclass
 class TracedLayer:
@@ -213,15 +216,19 @@ def _trace(shadow: nn.Module, inputs: Sequence[Any], within: Any) -> Trace:
             with counter.reads:
                 outputs = shadow(*inputs)
             _pass_back(outputs)
-    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
+    except MODEL_ERRORS as error:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(inputs))
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UsageError(
-            f"{counter.place()} cannot be traced with inputs of shape {shapes}: {reason}; "
+            f"{counter.place()} cannot be traced with inputs of shape {shapes}: {reason_of(error)}; "
             "give inputs that it accepts; a model that depends on values while it runs cannot be traced"
         ) from error
     _count_parameters(shadow, counter.layers)
     return Trace(list(counter.layers.values()), counter.once())
+
+
+def reason_of(error: Exception) -> str:
+    """Return the first line of an error of a model, with its kind: a key alone is no reason."""
+    return f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")
 
 
 def _without_memory(model: nn.Module) -> nn.Module:
@@ -238,11 +245,10 @@ def _without_memory(model: nn.Module) -> nn.Module:
 def _copy_of(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
     try:
         return copy.deepcopy(model, memo)
-    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+    except MODEL_ERRORS as error:
         raise UsageError(
-            f"{type(model).__name__} cannot be copied, and layers are traced on a copy: {reason}; name the layers in a "
-            'plan of your own in place of "auto"'
+            f"{type(model).__name__} cannot be copied, and layers are traced on a copy: {reason_of(error)}; name the "
+            'layers in a plan of your own in place of "auto"'
         ) from error
 
 

@@ -260,7 +260,7 @@ def device_count() -> int:
 
 def get_device_properties(device: Any = None) -> SimpleNamespace:
     """Return the properties of a device: each process has devices of its own."""
-    return SimpleNamespace(name=NAME, uuid=f"{os.getpid()}:{index_of(device)}")
+    return SimpleNamespace(name=NAME, uuid=f"{os.getpid()}:{index_of(device)}", total_memory=1 << 30)
 
 
 def is_available() -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -32,11 +33,11 @@ from unisono.data.options import DataOptions
 from unisono.data.pack import TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
 from unisono.data.storage import FILES, REPLICATED, STREAMED
 from unisono.errors import RecipeError, UsageError
-from unisono.models import check_name, input_shape, make_network
+from unisono.models import MODELS, check_name, input_shape, make_network
 from unisono.plan.layer_plan import AUTO
 from unisono.plan.machines import MachineFacts, changed_machine
 from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFacts, at_rate_of, numbers_kept
-from unisono.plan.trace import Trace, trace_shapes
+from unisono.plan.trace import MODEL_ERRORS, Trace, reason_of, trace_shapes
 from unisono.processor import HOST
 from unisono.tables import number
 from unisono.tensor_parallel.choose_plan import split_model_of
@@ -52,7 +53,7 @@ from unisono.training.recipe import (
     threads_of,
     to_dict,
 )
-from unisono.training.recipe_check import about_virtual_ranks
+from unisono.training.recipe_check import about_virtual_ranks, describe_wire
 from unisono.user_function import is_user_function
 
 if TYPE_CHECKING:
@@ -124,17 +125,25 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
     """Return the run of a recipe on nodes of a machine, at the machine's rate of the network where it has one.
 
     Raises UsageError for a network that cannot be traced, or whose samples are not known, a rule that is unknown,
-    splits that no rule takes, virtual ranks that do not fit, and for accelerators that the machine does not have;
-    "auto" is planned on what it has.
+    splits that no rule takes, virtual ranks, an audit or a batch that do not fit, for accelerators that the machine
+    does not have, and for rates of an unknown network; "auto" is planned on what it has.
     """
-    for complaint in about_virtual_ranks(recipe, nodes * ranks_per_node) if recipe.training.virtual_ranks else ():
+    for complaint in about_virtual_ranks(recipe, nodes * ranks_per_node):
         raise RecipeError(complaint)
     if recipe.compute.device not in (HOST, AUTO) and not machine.node.accelerators:
         raise UsageError(
             f"compute.device = {recipe.compute.device!r}, but {machine.name} has no accelerators: plan with "
             f"--set compute.device={HOST}"
         )
+    for row in machine.networks:
+        if row.name not in MODELS and not is_user_function(row.name):
+            near = get_close_matches(row.name, MODELS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(MODELS)}"
+            raise UsageError(f"{machine.name} has a [[network]] named {row.name!r}, which is none; {hint}")
     data, samples, training, model = recipe.data, known_samples(recipe), recipe.training, recipe.model
+    if 0 < samples.train < training.batch:
+        given = data.pack or data.name or "samples.train"
+        raise RecipeError(f"training.batch = {training.batch}, but {given} has {samples.train} samples to train on")
     own = is_user_function(model.name)
     if own and not (samples.shape or data.size):
         raise UsageError(
@@ -149,6 +158,7 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
     rates = machine.in_precision(recipe.compute.precision)
     rates = at_rate_of(rates, measured, traced.layers, TRACED_SAMPLES, training.batch / nodes)
     speed, notes = speed_of_threads(recipe, machine, ranks_per_node)
+    notes += tuple(describe_wire(recipe, nodes))
     if data.pack and not samples.shape:
         why = "by data.size" if data.size else "the network's own"
         notes += (f"samples of {_words(shape)}, {why}: {data.pack} is not here; else --set samples.shape",)
@@ -278,9 +288,9 @@ def traced_network(
             with torch.device("meta"):
                 channels = shape[0] if len(shape) > 2 else shape[-1]  # of an image; else numbers of a window
                 network = make_network(name, folder, classes, channels).to(dtype)
-        except (RuntimeError, ValueError, TypeError) as error:  # of a user's network: weights on meta have no values
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise UsageError(f"model.name = {name!r} is not made without memory for its weights: {reason}") from error
+        except MODEL_ERRORS as error:  # of a user's network: weights on meta have no values
+            why = f"is not made without memory for its weights: {reason_of(error)}"
+            raise UsageError(f"model.name = {name!r} {why}") from error
         try:
             return network, trace_shapes(network, example_of(network, shape, TRACED_SAMPLES))
         except UsageError as error:

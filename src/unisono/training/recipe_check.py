@@ -104,12 +104,7 @@ def _about_ranks(recipe: Recipe, ranks: int) -> Iterator[str]:
                     f"parallel.layers are split over groups of {size} ranks, which do not divide {ranks} ranks: start "
                     f"a multiple of {size}, or change parallel.ranks"
                 )
-    if recipe.audit.fraction > 1:
-        yield f"audit.fraction = {recipe.audit.fraction}: it is at most 1, where each share is computed again"
-    if recipe.audit != AuditRecipe() and not recipe.training.virtual_ranks:
-        yield "[audit] needs the same bits on any ranks: set training.virtual_ranks, or leave the table away"
-    if recipe.training.virtual_ranks:
-        yield from about_virtual_ranks(recipe, ranks)
+    yield from about_virtual_ranks(recipe, ranks)
     if ranks > batch:
         yield (
             f"{ranks} ranks share batches of {batch} samples, so some would have none; start at most {batch} ranks, or "
@@ -125,8 +120,14 @@ def _about_ranks(recipe: Recipe, ranks: int) -> Iterator[str]:
 
 
 def about_virtual_ranks(recipe: Recipe, ranks: int) -> Iterator[str]:
-    """Yield complaints about the virtual ranks of a recipe that has some, on so many ranks."""
+    """Yield complaints about the virtual ranks of a recipe on so many ranks, and about an audit, which needs some."""
     virtual, batch, compute = recipe.training.virtual_ranks, recipe.training.batch, recipe.compute
+    if recipe.audit.fraction > 1:
+        yield f"audit.fraction = {recipe.audit.fraction}: it is at most 1, where each share is computed again"
+    if recipe.audit != AuditRecipe() and not virtual:
+        yield "[audit] needs the same bits on any ranks: set training.virtual_ranks, or leave the table away"
+    if not virtual:
+        return
     named = f"training.virtual_ranks = {virtual}"
     if virtual < ranks:
         yield f"{named}, but {ranks} ranks: some would have no share; start at most {virtual} ranks, or raise it"

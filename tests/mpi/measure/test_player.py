@@ -50,6 +50,7 @@ def test_a_device_has_rates_of_its_own(world: World, device: torch.device) -> No
     machine = probe(world, 600, None, "", lambda _: None, place)
     assert world.all_gather_object(machine) == [machine] * world.size
     assert machine.node.accelerators == min(world.size, torch.accelerator.device_count())
+    assert machine.node.device_memory_bytes > 0
     assert (
         min(machine.node.to_host, machine.node.to_device, machine.node.device_bandwidth, machine.node.memory_bandwidth)
         > 0
