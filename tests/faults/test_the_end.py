@@ -13,7 +13,7 @@ from tests.progress import Watched
 
 SLOW = """
 import atexit, os, pathlib, time
-from unisono.models.convnet import small_convnet
+from torch import nn
 
 def end():
     if os.environ.get("PMI_RANK") == "1":
@@ -23,8 +23,11 @@ def end():
 
 def network(classes, channels):
     atexit.register(end)
-    return small_convnet(classes)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
 """
+
+LEAN = ["--set", "rule.overlap=chain", "--set", "exchange.bucket_megabytes=1", "--set", "training.batch=480"]
+"""Nothing is searched, and an epoch has 3 steps."""
 
 
 @pytest.mark.usefixtures("mpiexec")
@@ -33,7 +36,7 @@ def test_a_rank_that_dies_while_it_ends_is_named(
     tmp_path: Path, recipe: str, signum: signal.Signals, code: int | None
 ) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
-    own = ["--set", "model.name=slow:network", "--set", f"model.folder={tmp_path}", "--set", "training.epochs=1"]
+    own = ["--set", "model.name=slow:network", "--set", f"model.folder={tmp_path}", "--set", "training.epochs=1", *LEAN]
     command = [sys.executable, "-m", "unisono", "train", recipe, "--ranks", "2", *own]
     with Watched(command, cwd=tmp_path, env=clean_environment()) as watched:
         watched.until((tmp_path / "ending").exists)
@@ -49,7 +52,7 @@ def test_a_signal_that_comes_late_to_a_rank_changes_nothing(tmp_path: Path, reci
     """Batch systems signal ranks one after another: some have saved and are ending by then."""
     (tmp_path / "slow.py").write_text(SLOW)
     own = ["--set", "model.name=slow:network", "--set", f"model.folder={tmp_path}", "--set", "training.epochs=5000"]
-    command = [sys.executable, "-m", "unisono", "train", recipe, "--ranks", "2", "--run", "run", *own]
+    command = [sys.executable, "-m", "unisono", "train", recipe, "--ranks", "2", "--run", "run", *own, *LEAN]
     with Watched(command, cwd=tmp_path, env=clean_environment()) as watched:
         watched.until((tmp_path / "run" / "metrics.jsonl").exists)
         watched.process.send_signal(signal.SIGTERM)

@@ -23,11 +23,8 @@ from unisono.reducer.buffers import Buffers
 from unisono.rules import BSP, BaseRule, LocalSGD
 from unisono.world import World
 
-ORDERS = 60
-"""Seeds of orders in which nothing may go wrong."""
-
-ORDERS_TO_FAIL = 40
-"""Seeds among which one at least is wrong where a synchronization is missing."""
+ORDERS = 20
+"""Seeds of orders, in which nothing may go wrong, and one at least does where a synchronization is missing."""
 
 
 Order = Callable[[int], torch.device]
@@ -159,23 +156,20 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(World, "allreduce", halving)
 
 
-def wrong_orders(world: World, pretend: Order, scene: str, orders: int, enough: int = 1) -> int:
-    """Number of seeds, `enough` at most, with other numbers than on the host."""
-    right, wrong = SCENES[scene](world, "cpu"), 0
-    for seed in range(orders):
-        results = SCENES[scene](world, str(pretend(seed)))
-        wrong += not all(
-            torch.allclose(result, other, 1e-12, 1e-12) for result, other in zip(results, right, strict=True)
-        )
-        if wrong == enough:
-            break
-    return wrong
+def goes_wrong(world: World, pretend: Order, scene: str) -> bool:
+    """Return whether there are other numbers than on the host in some order."""
+    right = SCENES[scene](world, "cpu")
+    return any(
+        not torch.allclose(result, other, 1e-12, 1e-12)
+        for seed in range(ORDERS)
+        for result, other in zip(SCENES[scene](world, str(pretend(seed))), right, strict=True)
+    )
 
 
 @pytest.mark.usefixtures("sent")
 @pytest.mark.parametrize("scene", SCENES)
 def test_no_order_of_streams_is_wrong(world: World, pretend: Order, scene: str) -> None:
-    assert wrong_orders(world, pretend, scene, ORDERS) == 0
+    assert not goes_wrong(world, pretend, scene)
 
 
 def without_host_waits(patch: pytest.MonkeyPatch) -> None:
@@ -272,4 +266,4 @@ def test_a_missing_synchronization_is_seen(
     scene: str,
 ) -> None:
     removed(monkeypatch)
-    assert wrong_orders(world, pretend, scene, ORDERS_TO_FAIL) == 1
+    assert goes_wrong(world, pretend, scene)

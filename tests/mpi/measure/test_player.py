@@ -45,6 +45,7 @@ def few_probes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_probes")
+@pytest.mark.parametrize("device", [0], indirect=True)  # rates have no order
 def test_a_device_has_rates_of_its_own(world: World, device: torch.device) -> None:
     place = torch.device(device.type, world.rank % torch.accelerator.device_count())
     machine = probe(world, 600, None, "", lambda _: None, place)

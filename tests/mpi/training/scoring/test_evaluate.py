@@ -15,6 +15,7 @@ from unisono.errors import CheckpointError, PackError
 from unisono.training import run_directory
 from unisono.training.recipe import Recipe, parse_recipe
 from unisono.training.run import TrainOptions, train
+from unisono.training.scoring import evaluation
 from unisono.training.scoring.evaluate import evaluate
 from unisono.world import World
 
@@ -52,8 +53,11 @@ def test_it_is_that_of_the_run_and_of_one_rank(group: World, packs: Path, tmp_pa
     assert (serial.accuracy.top1, serial.accuracy.top5) == (together.accuracy.top1, together.accuracy.top5)
 
 
-def test_the_training_set_and_throughput(group: World, packs: Path, tmp_path: Path) -> None:
+def test_the_training_set_and_throughput(
+    group: World, packs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The training set is a pack with the same classes. Rank 0 measures; every rank has its result."""
+    monkeypatch.setattr(evaluation, "TIMED_SECONDS", 0.0)
     home = group.call_on_root(lambda: tmp_path / "run")
     content = {
         "data": {"pack": str(packs), "threads": 1},
