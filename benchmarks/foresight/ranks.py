@@ -86,7 +86,8 @@ def small_layers(run: Run, cluster: Cluster) -> list[TracedLayer]:
     scale = wanted / sum(layer.parameter_bytes for layer in layers)
     sizes = [max(1, round(layer.parameter_bytes * scale / 4)) for layer in layers]
     return [
-        replace(layer, parameters=size, parameter_bytes=4 * size) for layer, size in zip(layers, sizes, strict=True)
+        replace(layer, parameters=size, parameter_bytes=4 * size, gradient_bytes=4 * size)
+        for layer, size in zip(layers, sizes, strict=True)
     ]
 
 
