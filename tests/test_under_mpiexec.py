@@ -26,7 +26,6 @@ LEFT_OUT: dict[int, tuple[str, ...]] = {
     1: (),
     2: (
         "collectives/test_direct.py",
-        "collectives/test_moves.py",
         "collectives/test_ops.py",
         "collectives/test_watch.py",
         "data/test_dimd.py",
