@@ -61,6 +61,7 @@ def test_a_program_for_torchrun(program: Path, unisono: Callable[..., subprocess
 def test_a_mesh_and_a_module_and_an_exit_code(
     tmp_path: Path, unisono: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
+    (tmp_path / "secrets.py").write_text("raise ImportError('not the standard library')\n")  # before -m finds ours
     (tmp_path / "meshed.py").write_text(
         "import sys, torch.distributed as dist\nfrom torch.distributed.device_mesh import init_device_mesh\n"
         "from unisono.torch_backend import name\n"

@@ -204,7 +204,7 @@ class ElasticRun:
         """Return the command that starts a generation; `begun` is true if one before it has made a step."""
         made = "--resume" not in self.first and (self.home / RECIPE).exists()
         arguments = self.later if begun or made else self.first
-        standby = [sys.executable, "-m", "unisono.elastic.standby", self.standby]
+        standby = [sys.executable, "-P", "-m", "unisono.elastic.standby", self.standby]
         rank = [sys.executable, "-S", "-E", attach.__file__, self.standby, str(len(standby)), *standby, *arguments]
         return [*self._start(ranks, hosts), *(SURVIVAL if self.survives else ()), *rank]
 
