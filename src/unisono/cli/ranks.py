@@ -168,9 +168,8 @@ def launch(
     """
     available_cores()  # an error in its variable is reported before there are ranks
     mpiexec, limit = find_mpiexec(), timeout_of(timeout)
-    options = () if survives is None else survival_options(mpiexec)
-    if options and survives is not None and not survives():
-        options = ()
+    able = survival_options(mpiexec) if survives else ()
+    options = able if able and survives and survives() else ()
     command = launch_command(mpiexec, ranks, sys.argv[1:], options)
     environment = launch_environment(os.environ, sys.stdout.isatty())
     relays = relays and sys.stdout is not None and not sys.stdout.isatty()
