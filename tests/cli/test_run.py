@@ -49,8 +49,13 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
+ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_NODELIST": "none[1-2]"}
+ALLOCATION |= {"SLURM_JOBID": "7", "SLURM_JOB_NODELIST": "none[1-2]", "SLURM_NTASKS": "2"}
+
+
 def test_a_program_for_torchrun(program: Path, unisono: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    done = unisono("run", "--ranks", "2", str(program), "--steps", "3")
+    """Within an allocation of Slurm, too, its ranks are those of this machine."""
+    done = unisono("run", "--ranks", "2", str(program), "--steps", "3", **ALLOCATION)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.replace("][", "]\n[").splitlines() if line.startswith("[")]
     assert len(lines) == 2

@@ -123,6 +123,10 @@ INTERRUPT_GRACE_SECONDS = 3.0
 """Seconds that mpiexec has to end after Ctrl-C in a terminal, before SIGINT is sent to it."""
 
 
+ON_THIS_MACHINE = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user", "PRTE_MCA_plm": "^slurm", "PRTE_MCA_ras": "^slurm"}
+"""Settings of Hydra and PRRTE with which ranks start here, and not on all nodes that a batch system has allocated."""
+
+
 def count_ranks(ranks: int | None, default: int) -> int:
     """Return the number of ranks: as a launcher has started them, as given, or `default`. Raises LaunchError."""
     started = ranks_started(os.environ)
@@ -171,8 +175,8 @@ def launch(
     able = survival_options(mpiexec) if survives else ()
     options = able if able and survives and survives() else ()
     command = launch_command(mpiexec, ranks, sys.argv[1:], options)
-    environment = launch_environment(os.environ, sys.stdout.isatty())
-    relays = relays and sys.stdout is not None and not sys.stdout.isatty()
+    environment = {**ON_THIS_MACHINE, **launch_environment(os.environ, sys.stdout.isatty())}
+    output = subprocess.PIPE if relays and sys.stdout is not None and not sys.stdout.isatty() else None
     received: list[int] = []
     started: list[subprocess.Popen[bytes]] = []
 
@@ -185,11 +189,7 @@ def launch(
     signal.signal(signal.SIGUSR1, pass_on)
     with (
         closing(Listener()) as listener,
-        subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE if relays else None,
-            env={**environment, LISTENER_VARIABLE: listener.address},
-        ) as process,
+        subprocess.Popen(command, stdout=output, env=environment | {LISTENER_VARIABLE: listener.address}) as process,
     ):
         started.append(process)
         relay = threading.Thread(target=_relay, args=[process.stdout.fileno()], daemon=True) if process.stdout else None
