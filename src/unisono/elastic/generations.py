@@ -21,7 +21,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -132,8 +132,8 @@ class ElasticRun:
 
     @property
     def address(self) -> str:
-        """Name of the socket on which the command that has started the run listens."""
-        return f"unisono-elastic-{self.key}"
+        """Name of the socket on which the command that has started the run listens, by whatever path of its folder."""
+        return f"unisono-elastic-{replace(self, home=self.home.resolve()).key}"
 
     @property
     def standby(self) -> str:

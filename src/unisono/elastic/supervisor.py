@@ -337,9 +337,8 @@ def join(home: Path, ranks: int) -> None:
         try:
             channel.sendto(f"join {ranks}".encode(), f"\0{ElasticRun(home).address}")
         except ConnectionRefusedError as error:
-            raise LaunchError(
-                f"no elastic run is active in {home} on this machine: unisono train --elastic --resume {home} starts it"
-            ) from error
+            start = shlex.join(["unisono", "train", "--elastic", "--resume", str(home)])
+            raise LaunchError(f"no elastic run is active in {home} on this machine: {start} starts it") from error
 
 
 def _report(message: str) -> None:
