@@ -57,9 +57,6 @@ RanksOption = Annotated[
     typer.Option("--ranks", help="Number of ranks to start on this machine; ignored under mpiexec or srun."),
 ]
 
-ERASE = "\x1b[K"
-"""Control code that erases a terminal's line from the cursor to its end."""
-
 
 class StartSign:
     """Seconds since the ranks were started, in a terminal's last line; elsewhere nothing.
@@ -76,13 +73,12 @@ class StartSign:
         seconds = int(time.monotonic() - self._begun)
         if self._active and seconds != self._shown:
             self._shown = seconds
-            message = f"starting {self._ranks} rank{'s' * (self._ranks > 1)}: {seconds} s"
-            print(message, end="\r", flush=True)
+            print(f"starting {self._ranks} rank{'s' * (self._ranks > 1)}: {seconds} s", end="\r", flush=True)
 
     def close(self) -> None:
         """Erase the sign, for good."""
         if self._shown >= 0:
-            print(ERASE, end="", flush=True)
+            print("\x1b[K", end="", flush=True)  # the control code that erases what follows in the line
         self._shown, self._active = -1, False
 
 
@@ -116,8 +112,11 @@ def _relay(source: int) -> None:
         sys.stdout.flush()
 
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that request the end of a run."""
+
+PASSED_ON = {signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM, signal.SIGUSR1: signal.SIGUSR1}
+"""Signals to this process, and those that are sent to the ranks in their place."""
 
 INTERRUPT_GRACE_SECONDS = 3.0
 """Seconds that mpiexec has to end after Ctrl-C in a terminal, before SIGINT is sent to it."""
@@ -183,10 +182,11 @@ def launch(
     def pass_on(signum: int, _frame: FrameType | None) -> None:
         received.append(signum)
         for process in started:
-            process.send_signal(signum)
+            process.send_signal(PASSED_ON[signal.Signals(signum)])
 
-    signal.signal(signal.SIGTERM, pass_on)
-    signal.signal(signal.SIGUSR1, pass_on)
+    for signum in PASSED_ON:
+        if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:  # as by nohup
+            signal.signal(signum, pass_on)
     with (
         closing(Listener()) as listener,
         subprocess.Popen(command, stdout=output, env=environment | {LISTENER_VARIABLE: listener.address}) as process,
@@ -196,7 +196,7 @@ def launch(
         if relay:
             relay.start()
         for early in received:
-            process.send_signal(early)
+            process.send_signal(PASSED_ON[signal.Signals(early)])
         startup = Startup(process.pid, ranks, limit)
         with closing(StartSign(ranks)) as sign:
             code = _wait(process, received, startup, sign)
