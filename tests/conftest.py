@@ -106,7 +106,7 @@ def command(tmp_path: Path) -> Run:
     def start(
         *arguments: str, timeout: float = SILENCE_SECONDS, **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "unisono", *arguments]
+        command = [sys.executable, "-P", "-m", "unisono", *arguments]
         return run(command, timeout, tmp_path, {**clean_environment(), **environment})
 
     return start

@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,7 +73,12 @@ def test_no_mpiexec_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_the_command() -> None:
     command = launch_command(Path("/x/mpiexec"), 3, ["train", "a.toml"])
     assert command[:3] == ["/x/mpiexec", "-n", "3"]
-    assert command[-4:] == ["-m", "unisono", "train", "a.toml"]
+    assert command[-5:] == ["-P", "-m", "unisono", "train", "a.toml"]
+
+
+def test_no_module_of_ours_is_started_with_the_current_folder_on_its_path() -> None:
+    for path in Path(launch.__file__).parent.rglob("*.py"):
+        assert not re.search(r'(?<!"-P", )"-m", "unisono', path.read_text()), path
 
 
 def test_memory_is_kept_from_step_to_step_unless_the_user_says_otherwise() -> None:

@@ -182,3 +182,9 @@ def test_the_report_goes_to_the_listener() -> None:
         assert done.stderr == ""
         assert listener.report(5.0).startswith(f"unisono: rank 1 of 2 (process {process.pid} on ")
         assert listener.report(0.0) == ""
+
+
+def test_its_start_warns_of_nothing() -> None:
+    start = "witness.set_address(witness.start([0], [os.getpid()], 1)); witness.notify(0)"
+    command = [sys.executable, "-W", "error", "-c", f"import os; from unisono import witness; {start}"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stderr == ""

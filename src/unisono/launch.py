@@ -115,9 +115,9 @@ def find_mpiexec() -> Path:
 
 
 def launch_command(mpiexec: Path, ranks: int, arguments: Sequence[str], options: Sequence[str] = ()) -> list[str]:
-    """Return the command that runs `python -m unisono ARGUMENTS` on `ranks` ranks of this machine, with more options of
-    mpiexec."""
-    return [str(mpiexec), *options, "-n", str(ranks), sys.executable, "-m", "unisono", *arguments]
+    """Return the command that runs `unisono ARGUMENTS` on `ranks` ranks of this machine, with more options of
+    mpiexec. With -P, no file of the current folder takes the place of a module."""
+    return [str(mpiexec), *options, "-n", str(ranks), sys.executable, "-P", "-m", "unisono", *arguments]
 
 
 SURVIVAL = ("--with-ft", "ulfm", "--mca", "opal_event_include", "poll", "--mca", "osc", "^ucx", "--bind-to", "none")

@@ -94,8 +94,8 @@ def start(ranks: Sequence[int], processes: Sequence[int], size: int, wait: bool 
         channel.bind(f"\0{address}")
         ready, is_ready = os.pipe()
         command = [sys.executable, "-S", "-E", __file__, str(channel.fileno()), str(is_ready), str(size), *pairs]
-        quiet, passed = subprocess.DEVNULL, [channel.fileno(), is_ready]
-        subprocess.Popen(command, stdin=quiet, stdout=quiet, pass_fds=passed, start_new_session=True)
+        quiet, passed = subprocess.DEVNULL, [channel.fileno(), is_ready]  # nobody waits for its exit code: it has one
+        subprocess.Popen(command, stdin=quiet, stdout=quiet, pass_fds=passed, start_new_session=True).returncode = 0
         os.close(is_ready)
         select.select([ready], [], [], READY_TIMEOUT_SECONDS if wait else 0.0)  # from here on every death is noticed
         os.close(ready)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.cli.ranks import ERASE, StartSign
+from unisono.cli.ranks import StartSign
 from unisono.launch import launch_environment
 
 LAUNCHED = """
@@ -66,7 +66,7 @@ def test_a_sign_counts_the_seconds_on_a_terminal(
             sign.show()
         sign.close()
         sign.show()
-    assert capsys.readouterr().out == f"starting 2 ranks: 0 s\rstarting 2 ranks: 2 s\r{ERASE}"
+    assert capsys.readouterr().out == "starting 2 ranks: 0 s\rstarting 2 ranks: 2 s\r\x1b[K"
 
 
 def test_a_pipe_gets_no_sign(capsys: pytest.CaptureFixture[str]) -> None:

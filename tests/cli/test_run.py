@@ -49,8 +49,13 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
+ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_NODELIST": "none[1-2]"}
+ALLOCATION |= {"SLURM_JOBID": "7", "SLURM_JOB_NODELIST": "none[1-2]", "SLURM_NTASKS": "2"}
+
+
 def test_a_program_for_torchrun(program: Path, unisono: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    done = unisono("run", "--ranks", "2", str(program), "--steps", "3")
+    """Within an allocation of Slurm, too, its ranks are those of this machine."""
+    done = unisono("run", "--ranks", "2", str(program), "--steps", "3", **ALLOCATION)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.replace("][", "]\n[").splitlines() if line.startswith("[")]
     assert len(lines) == 2
@@ -61,6 +66,7 @@ def test_a_program_for_torchrun(program: Path, unisono: Callable[..., subprocess
 def test_a_mesh_and_a_module_and_an_exit_code(
     tmp_path: Path, unisono: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
+    (tmp_path / "secrets.py").write_text("raise ImportError('not the standard library')\n")  # before -m finds ours
     (tmp_path / "meshed.py").write_text(
         "import sys, torch.distributed as dist\nfrom torch.distributed.device_mesh import init_device_mesh\n"
         "from unisono.torch_backend import name\n"

@@ -329,10 +329,14 @@ def steps_kept(folder: Path) -> list[int]:
     return [int(name[5:]) for name in checkpoint_names(folder / "checkpoints")]
 
 
+@pytest.mark.usefixtures("nothing_ignored")
 @pytest.mark.parametrize("target", ["launcher", "ranks"])
 def test_sigusr1_saves_and_sigterm_saves_and_ends(on_ranks: Run, recipe: str, tmp_path: Path, target: str) -> None:
-    """And the run goes on bit for bit as if nothing had been. SIGUSR1 may come to all, SIGTERM to one rank."""
-    folder = tmp_path / "mine"
+    """And the run goes on bit for bit as if nothing had been. SIGUSR1 may come to all, SIGTERM to one rank.
+
+    SIGHUP to the command is SIGTERM to the ranks.
+    """
+    folder, last_signal = tmp_path / "mine", signal.SIGHUP if target == "launcher" else signal.SIGTERM
     with long_run(folder, recipe) as process:
         ranks = ranks_of(folder)
         assert len(ranks) == 2
@@ -350,9 +354,9 @@ def test_sigusr1_saves_and_sigterm_saves_and_ends(on_ranks: Run, recipe: str, tm
         if target == "launcher":
             assert_one_line_error(on_ranks("train", "--resume", "mine"), "mine is in use by process ")
             assert not (folder / "recipe.toml").read_text().count("epochs = 3")
-        send(signal.SIGTERM)
+        send(last_signal)
         out, errors = process.communicate(timeout=120)
-    assert process.returncode == 143, errors
+    assert process.returncode == 128 + last_signal, errors
     assert poll_until(lambda: running(folder), lambda seen: not seen) == []
     saved = [line for line in out.splitlines() if line.startswith("saved step ")]
     assert re.fullmatch(r"saved step \d+ on SIGUSR1 to (rank \d|2 ranks)", saved[0])
@@ -633,6 +637,7 @@ def test_without_a_checkpoint_a_run_begins_again(on_ranks: Run, recipe: str, end
         (143, [signal.SIGUSR1, signal.SIGTERM], 143),
         (0, [signal.SIGTERM], 0),  # the last epoch was done
         (2, [signal.SIGTERM], 2),  # the disk was full
+        (143, [signal.SIGHUP], 129),
         (130, [signal.SIGINT], 130),
         (-2, [signal.SIGINT], 130),
     ],

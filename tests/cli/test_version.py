@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.progress import Run
+from tests.usage_errors import assert_one_line_error
+
+from unisono import cli
 
 
 def test_version(command: Run) -> None:
@@ -14,3 +18,23 @@ def test_commands_are_listed(command: Run) -> None:
     done = command()
     for name in ("train", "pack", "draw", "accuracy", "tune", "layers", "bench", "data", "lab"):
         assert f" {name} " in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("train {}", "train digits --ranks 2 --run {}", "train digits --elastic --run {}", "run {}", "accuracy {}"),
+        *("join {}", "plan --check {}", "pack {} p"),
+    ],
+)
+def test_a_path_that_cannot_be_opened_gets_one_line(in_process: Run, command: str) -> None:
+    assert_one_line_error(in_process(*command.format("x" * 300).split()), "File name too long")
+
+
+def test_an_error_that_names_no_path_keeps_its_traceback(in_process: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError("of a bug")
+
+    monkeypatch.setattr(cli, "command", fail)
+    with pytest.raises(OSError, match="of a bug"):
+        in_process("train")

@@ -8,6 +8,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -149,7 +150,24 @@ def test_a_wrong_product_ends_the_run_and_no_generation_follows(tmp_path: Path, 
 
 
 def test_a_run_that_no_command_trains_is_not_joined(tmp_path: Path, unisono: Run) -> None:
-    assert_one_line_error(unisono("join", str(tmp_path / "run")), "no elastic run is active in")
+    home = str(tmp_path / "my run")
+    remedy = f"no elastic run is active in {home} on this machine: unisono train --elastic --resume '{home}' starts it"
+    assert_one_line_error(unisono("join", home), remedy)
+
+
+def test_one_rank_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    playing, ends = supervisor.Supervisor(ElasticRun(tmp_path), 2), [End(137, 118, 1), End(0, 120, 1)]
+    monkeypatch.setattr(playing, "_train", lambda *_: ends.pop(0))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
+        assert playing._play(requests) == 0
+    assert capfd.readouterr().err == "unisono: goes on from step 118 with 1 rank (generation 2)\n"
+
+
+def test_a_run_is_joined_by_any_path_of_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to("run")
+    paths = tmp_path / "run", tmp_path / "link", tmp_path / "run" / ".." / "run"
+    assert len({ElasticRun(path).address for path in paths}) == 1
 
 
 REFUSED = "3 ranks share batches of 2 samples, so some would have none"

@@ -172,7 +172,7 @@ def test_the_states_of_ranks_of_older_releases_open() -> None:
     assert torch.equal(of.model.weight, before.model.weight)
     world.size = 2
     (line,) = load_states(of, world, Checkpoint(3, dict(before.model.state_dict()), {"ranks": [rank]}, {}))
-    assert line.startswith("the run had 1 ranks with weights of their own: all begin with the mean of the weights")
+    assert line.startswith("the run had 1 rank with weights of their own: all begin with the mean of the weights")
 
 
 def test_a_synchronous_rule_does_not_resume_an_asynchronous_one(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def command_of(contender: str, ranks: int, environment: Mapping[str, str]) -> tu
     """Return the command that starts a contender's ranks, and its environment, given this process's."""
     variables = launch_environment(environment, terminal=False)
     if contender not in WHEELS:
-        program = ["-m", "unisono.bench.collectives", contender]
+        program = ["-P", "-m", "unisono.bench.collectives", contender]
         return [str(find_mpiexec()), "-n", str(ranks), sys.executable, *program], variables
     programs = folder_of(contender, environment) / "bin"
     kept = {key: value for key, value in variables.items() if not key.startswith(HIDDEN)}

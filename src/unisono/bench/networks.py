@@ -134,7 +134,7 @@ class ContenderProcess:
     """A contender's process."""
 
     def __init__(self, name: str, contender: str, batch: int, measured: Mapping[str, Mapping[str, float]]) -> None:
-        command = [sys.executable, "-m", "unisono.bench.networks", name, contender, str(batch)]
+        command = [sys.executable, "-P", "-m", "unisono.bench.networks", name, contender, str(batch)]
         plain = {key: value for key, value in os.environ.items() if key not in MALLOC_ENVIRONMENT}
         environment = {**plain, **MALLOC_ENVIRONMENT} if contender in WITH_KEPT_MEMORY else plain
         self._begun = time.time()

@@ -104,7 +104,7 @@ def command() -> CommandGroup:
 
 
 def main() -> None:
-    """Run a command. A usage error prints one line and exits with code 2; lost output, with code 1."""
+    """Run a command. A usage error or a path that fails is one line and exit code 2; lost output, exit code 1."""
     shutdown = None
     if isinstance(sys.stdout, io.TextIOWrapper):
         with suppress(OSError):  # a process made by a standby took a file's place by a pipe
@@ -121,13 +121,14 @@ def main() -> None:
     except typer.Abort:
         code = INTERRUPTED
     except OSError as error:
-        lost = error.errno in (errno.EPIPE, errno.ENOSPC) and error.filename is None
-        if not lost or ranks_started(os.environ) is not None:  # a rank's error may be that of a network, say
-            raise
-        if error.errno == errno.ENOSPC:
-            print(f"unisono: output is lost: {error.strerror}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest at its end
-        code = 1
+        named = error.filename is not None
+        if ranks_started(os.environ) is not None or not (named or error.errno in (errno.EPIPE, errno.ENOSPC)):
+            raise  # a rank's error may be that of a network, say
+        if error.errno != errno.EPIPE:
+            print(f"unisono: {error.filename if named else 'output is lost'}: {error.strerror}", file=sys.stderr)
+        if not named:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest at its end
+        code = 2 if named else 1
     if shutdown is None:
         sys.exit(code)
     shutdown.exit(code or 0)

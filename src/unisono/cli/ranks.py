@@ -57,9 +57,6 @@ RanksOption = Annotated[
     typer.Option("--ranks", help="Number of ranks to start on this machine; ignored under mpiexec or srun."),
 ]
 
-ERASE = "\x1b[K"
-"""Control code that erases a terminal's line from the cursor to its end."""
-
 
 class StartSign:
     """Seconds since the ranks were started, in a terminal's last line; elsewhere nothing.
@@ -76,13 +73,12 @@ class StartSign:
         seconds = int(time.monotonic() - self._begun)
         if self._active and seconds != self._shown:
             self._shown = seconds
-            message = f"starting {self._ranks} rank{'s' * (self._ranks > 1)}: {seconds} s"
-            print(message, end="\r", flush=True)
+            print(f"starting {self._ranks} rank{'s' * (self._ranks > 1)}: {seconds} s", end="\r", flush=True)
 
     def close(self) -> None:
         """Erase the sign, for good."""
         if self._shown >= 0:
-            print(ERASE, end="", flush=True)
+            print("\x1b[K", end="", flush=True)  # the control code that erases what follows in the line
         self._shown, self._active = -1, False
 
 
@@ -116,11 +112,18 @@ def _relay(source: int) -> None:
         sys.stdout.flush()
 
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that request the end of a run."""
+
+PASSED_ON = {signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM, signal.SIGUSR1: signal.SIGUSR1}
+"""Signals to this process, and those that are sent to the ranks in their place."""
 
 INTERRUPT_GRACE_SECONDS = 3.0
 """Seconds that mpiexec has to end after Ctrl-C in a terminal, before SIGINT is sent to it."""
+
+
+ON_THIS_MACHINE = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user", "PRTE_MCA_plm": "^slurm", "PRTE_MCA_ras": "^slurm"}
+"""Settings of Hydra and PRRTE with which ranks start here, and not on all nodes that a batch system has allocated."""
 
 
 def count_ranks(ranks: int | None, default: int) -> int:
@@ -168,36 +171,32 @@ def launch(
     """
     available_cores()  # an error in its variable is reported before there are ranks
     mpiexec, limit = find_mpiexec(), timeout_of(timeout)
-    options = () if survives is None else survival_options(mpiexec)
-    if options and survives is not None and not survives():
-        options = ()
+    able = survival_options(mpiexec) if survives else ()
+    options = able if able and survives and survives() else ()
     command = launch_command(mpiexec, ranks, sys.argv[1:], options)
-    environment = launch_environment(os.environ, sys.stdout.isatty())
-    relays = relays and sys.stdout is not None and not sys.stdout.isatty()
+    environment = {**ON_THIS_MACHINE, **launch_environment(os.environ, sys.stdout.isatty())}
+    output = subprocess.PIPE if relays and sys.stdout is not None and not sys.stdout.isatty() else None
     received: list[int] = []
     started: list[subprocess.Popen[bytes]] = []
 
     def pass_on(signum: int, _frame: FrameType | None) -> None:
         received.append(signum)
         for process in started:
-            process.send_signal(signum)
+            process.send_signal(PASSED_ON[signal.Signals(signum)])
 
-    signal.signal(signal.SIGTERM, pass_on)
-    signal.signal(signal.SIGUSR1, pass_on)
+    for signum in PASSED_ON:
+        if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:  # as by nohup
+            signal.signal(signum, pass_on)
     with (
         closing(Listener()) as listener,
-        subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE if relays else None,
-            env={**environment, LISTENER_VARIABLE: listener.address},
-        ) as process,
+        subprocess.Popen(command, stdout=output, env=environment | {LISTENER_VARIABLE: listener.address}) as process,
     ):
         started.append(process)
         relay = threading.Thread(target=_relay, args=[process.stdout.fileno()], daemon=True) if process.stdout else None
         if relay:
             relay.start()
         for early in received:
-            process.send_signal(early)
+            process.send_signal(PASSED_ON[signal.Signals(early)])
         startup = Startup(process.pid, ranks, limit)
         with closing(StartSign(ranks)) as sign:
             code = _wait(process, received, startup, sign)

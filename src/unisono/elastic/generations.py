@@ -21,7 +21,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -132,8 +132,8 @@ class ElasticRun:
 
     @property
     def address(self) -> str:
-        """Name of the socket on which the command that has started the run listens."""
-        return f"unisono-elastic-{self.key}"
+        """Name of the socket on which the command that has started the run listens, by whatever path of its folder."""
+        return f"unisono-elastic-{replace(self, home=self.home.resolve()).key}"
 
     @property
     def standby(self) -> str:
@@ -204,7 +204,7 @@ class ElasticRun:
         """Return the command that starts a generation; `begun` is true if one before it has made a step."""
         made = "--resume" not in self.first and (self.home / RECIPE).exists()
         arguments = self.later if begun or made else self.first
-        standby = [sys.executable, "-m", "unisono.elastic.standby", self.standby]
+        standby = [sys.executable, "-P", "-m", "unisono.elastic.standby", self.standby]
         rank = [sys.executable, "-S", "-E", attach.__file__, self.standby, str(len(standby)), *standby, *arguments]
         return [*self._start(ranks, hosts), *(SURVIVAL if self.survives else ()), *rank]
 

@@ -35,6 +35,7 @@ from unisono.elastic.attach import BAD_INPUT, dismiss
 from unisono.elastic.generations import ElasticRun, End, Generation, decide
 from unisono.elastic.standby import FOLDER_VARIABLE, GENERATION_VARIABLE, SET_DEATH_SIGNAL
 from unisono.errors import CheckpointError, LaunchError, UsageError
+from unisono.formats import counted
 from unisono.launch import MEMORY_VARIABLE, SURVIVORS_VARIABLE, launch_environment
 from unisono.startup import remove_leftover_files
 from unisono.training.recipe_check import check_run
@@ -185,7 +186,7 @@ class Supervisor:
                 return end.code
             where = f" on {', '.join(self._hosts.present)}" if run.hosts else ""
             what = f"from step {following.step}" if following.step >= 0 else "from the beginning"
-            _report(f"goes on {what} with {following.ranks} ranks{where} (generation {following.number})")
+            _report(f"goes on {what} with {counted(following.ranks, 'rank')}{where} (generation {following.number})")
             self._generation, self._ranks = following, following.ranks
 
     def _record(self, end: End) -> None:
@@ -337,9 +338,8 @@ def join(home: Path, ranks: int) -> None:
         try:
             channel.sendto(f"join {ranks}".encode(), f"\0{ElasticRun(home).address}")
         except ConnectionRefusedError as error:
-            raise LaunchError(
-                f"no elastic run is active in {home} on this machine: unisono train --elastic --resume {home} starts it"
-            ) from error
+            start = shlex.join(["unisono", "train", "--elastic", "--resume", str(home)])
+            raise LaunchError(f"no elastic run is active in {home} on this machine: {start} starts it") from error
 
 
 def _report(message: str) -> None:

@@ -101,7 +101,7 @@ def carry_out(run: FigureRun, results: Path) -> list[MeasuredRow]:
             raise UsageError(f"cannot read {folder / ROWS}: {error}; remove {folder}, and measure again") from error
     shutil.rmtree(folder, ignore_errors=True)  # a run that was interrupted
     folder.parent.mkdir(parents=True, exist_ok=True)
-    ours = [sys.executable, "-m", "unisono"]
+    ours = [sys.executable, "-P", "-m", "unisono"]
     arguments = shlex.split(run.command)
     if not any(word == "{out}" for word in arguments) or "train" not in arguments:
         folder.mkdir()  # a run of training makes its own

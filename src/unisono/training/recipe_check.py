@@ -185,7 +185,7 @@ def survives_deaths(recipe: Recipe) -> bool:
     options = recipe.rule
     if not is_user_function(options.name):
         return has_servers(make_rule(recipe))
-    command = [sys.executable, "-c", PROGRAM, options.name, options.folder, options.overlap]
+    command = [sys.executable, "-P", "-c", PROGRAM, options.name, options.folder, options.overlap]
     try:
         asked = subprocess.run(command, input=b"", capture_output=True, timeout=LIMIT_SECONDS, check=False)
     except subprocess.TimeoutExpired:

@@ -88,9 +88,8 @@ def write_recipe(folder: Path, recipe: Recipe) -> None:
 def recipe_of(folder: Path, changes: list[str]) -> Recipe:
     """Return the recipe of a run, with changes applied. Raises UsageError where there is none, or it cannot be read."""
     with naming_os_errors(f"cannot read {folder / RECIPE}"):
-        exists = (folder / RECIPE).exists()
-    if not exists:
-        raise UsageError(f"{folder} holds no run: there is no {RECIPE} in it")
+        if not (folder / RECIPE).exists():
+            raise UsageError(f"{folder} holds no run: there is no {RECIPE} in it")
     return read_recipe(folder / RECIPE, changes)
 
 

@@ -95,8 +95,8 @@ def load_states(trainer: Trainer, world: World, checkpoint: Checkpoint) -> list[
     load_rank(trainer, checkpoint.step, checkpoint.weights)
     begin = "the anchor, their weights after the last outer steps" if anchored else "the mean of the weights"
     return [
-        f"the run had {len(ranks)} ranks with weights of their own: all begin with {begin}, and with no state of the "
-        "optimizer"
+        f"the run had {len(ranks)} rank{'s' * (len(ranks) > 1)} with weights of their own: all begin with {begin}, and "
+        "with no state of the optimizer"
     ]
 
 

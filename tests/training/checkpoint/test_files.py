@@ -167,6 +167,12 @@ def test_an_error_of_the_disk_while_a_file_is_read(
         load_newest(tmp_path)
 
 
+def test_a_folder_of_which_nothing_can_be_known(tmp_path: Path) -> None:
+    """As one within a folder that is closed to this user: not even whether it is a link."""
+    with pytest.raises(CheckpointError, match=r"cannot read .*File name too long"):
+        checkpoint_names(tmp_path / ("x" * 300))
+
+
 def test_a_whole_checkpoint_that_is_a_link_to_nowhere(tmp_path: Path, trained: Trained) -> None:
     save(tmp_path, trained(1))
     shutil.move(save(tmp_path, trained(2)), tmp_path / "other")

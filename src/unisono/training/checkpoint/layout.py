@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -141,7 +142,7 @@ def reading(path: Path, errors: type[Exception] = OSError) -> Iterator[None]:
         yield
     except (OSError, errors) as error:
         place = Path(getattr(error, "filename", None) or path)
-        away = f", a link to {place.readlink()}" if place.is_symlink() else ""
+        away = f", a link to {place.readlink()}" if os.path.islink(place) else ""  # noqa: PTH114  that one raises
         raise CheckpointError(
             f"cannot read {place}{away}: {getattr(error, 'strerror', None) or error}; it may be complete, and nothing "
             "was changed: mount its disk or make it readable, then resume with --resume, or rename "

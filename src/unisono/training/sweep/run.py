@@ -55,7 +55,7 @@ from unisono.training.sweep.results import (
 from unisono.view.chart import no_pictures
 from unisono.view.heat_map import draw_heat_maps
 
-PROGRAM = (sys.executable, "-m", "unisono")
+PROGRAM = (sys.executable, "-P", "-m", "unisono")
 
 STOPPED = (130, 143)
 """Exit codes of `unisono train` after SIGINT and SIGTERM."""
