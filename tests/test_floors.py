@@ -43,7 +43,7 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_310,
+    ".": 3_316,
     "asynchronous": 1_085,
     "bench": 1_556,
     "cli": 2_554,
@@ -58,14 +58,14 @@ MAX_LINES = {
     "measure": 1_504,
     "models": 776,
     "network": 1_806,
-    "optimizers": 518,
+    "optimizers": 523,
     "papers": 663,
     "plan": 3_538,
     "reducer": 4_110,
     "rules": 1_195,
     "schedules": 1_692,
     "step": 2_848,
-    "tensor_parallel": 1_026,
+    "tensor_parallel": 1_024,
     "testing": 1_685,
     "torch_backend": 2_130,
     "training": 7_471,
