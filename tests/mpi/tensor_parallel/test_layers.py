@@ -416,3 +416,21 @@ def test_an_optimizer_made_after_the_split_is_refused_in_its_step(group: World) 
     gc.collect()
     assert len(hooks) == (group.size > 1)
     assert hooks.isdisjoint(_global_optimizer_pre_hooks)
+
+
+def test_a_compiled_model_has_the_numbers_of_another(group: World) -> None:
+    """Also a dropout between the two layers, and batches of different sizes."""
+    trained = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Dropout(0.1), nn.Linear(12, 2)).double()
+        unisono.parallel(model, group, plan={"0": "column gives part", "3": "row takes part"})
+        optimizer = sgd(model)
+        run = torch.compile(model, backend="aot_eager") if compiled else model
+        for step, samples in enumerate((4, 3, 5)):
+            optimizer.zero_grad()
+            seed_dropout(model, 0, step)
+            run(torch.randn(samples, 4, dtype=torch.float64)).square().mean().backward()
+            optimizer.step()
+        trained.append([parameter.detach() for parameter in model.parameters()])
+    torch.testing.assert_close(*trained, rtol=0, atol=1e-12)
