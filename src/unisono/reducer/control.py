@@ -21,7 +21,7 @@ import torch
 
 from unisono.errors import UsageError
 
-REQUEST_KINDS = ("save", "stop", "join", "copy")
+REQUEST_KINDS = ("save", "stop", "join", "copy", "load")
 """Kinds of requests that a rank can make of all ranks."""
 
 RANKS_PER_NUMBER = 48
