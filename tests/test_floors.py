@@ -43,7 +43,7 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_316,
+    ".": 3_322,
     "asynchronous": 1_085,
     "bench": 1_556,
     "cli": 2_554,
@@ -53,19 +53,19 @@ MAX_LINES = {
     "elastic": 1_238,
     "engine": 592,
     "foresight": 799,
-    "horovod": 1_011,
+    "horovod": 1_015,
     "lab": 488,
     "measure": 1_509,
     "models": 776,
     "network": 1_806,
-    "optimizers": 518,
+    "optimizers": 523,
     "papers": 663,
     "plan": 3_582,
-    "reducer": 4_110,
-    "rules": 1_195,
+    "reducer": 4_152,
+    "rules": 1_200,
     "schedules": 1_692,
-    "step": 2_848,
-    "tensor_parallel": 1_026,
+    "step": 2_851,
+    "tensor_parallel": 1_025,
     "testing": 1_685,
     "torch_backend": 2_130,
     "training": 7_482,
@@ -92,7 +92,7 @@ SPLIT_LAYERS = {
 }
 """Definitions that only split layers use, beside FILES_OF_SPLIT_LAYERS: their planning."""
 
-MAX_LINES_OF_SPLIT_LAYERS = 1_500
+MAX_LINES_OF_SPLIT_LAYERS = 1_499
 """Lines of split layers with their planning."""
 
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

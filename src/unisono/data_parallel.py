@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import gc
 import logging
+import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
 from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from unisono.device import device_of
 from unisono.errors import UsageError
-from unisono.optimizers.sharded import check_optimizer
+from unisono.optimizers.sharded import StepCheck, check_optimizer
 from unisono.plan.layer_plan import AUTO, ParallelPlan, PlanLike
 from unisono.processor import HOST
 from unisono.reducer import Reducer, reducer_of
@@ -95,13 +97,13 @@ def parallel(
     if (example is not None) != (plan == AUTO):
         raise UsageError('plan="auto" needs example=inputs, a batch as one rank has it, and no other plan takes one')
     if example is not None:
-        reason = refusal(chosen, "" if optimizer is None else type(optimizer).__name__)
+        reason = refusal(chosen, *(kind.__name__ for kind in type(optimizer).mro()))
         plan = _plan_by_prediction(model, world, example, reason)
     reducer = reducer_of(model)
     if reducer is None or optimizer is None or plan is not None or not reducer.takes(model, world, chosen, optimizer):
         reducer = attach(model, world, chosen, plan, virtual_ranks, threads)
     if optimizer is not None:
-        check_split_optimizer(model, chosen, optimizer)
+        check_split_optimizer(model, optimizer)
         if plan is not None and links_of(model) and optimizer.state:  # Adagrad has it from the start
             optimizer.load_state_dict(cut_optimizer_state(model, optimizer, optimizer.state_dict()))
         if sharded:
@@ -251,7 +253,7 @@ def attach(
     if virtual_ranks or rule.exchange.wire == EXACT:
         divided = plan is not None or split_of(model) is not None
         world.call_on_all(lambda: check_exact(model, world.size, rule, virtual_ranks, divided))
-    if (plan is not None or split_of(model) is not None) and (reason := refusal(rule, "")):
+    if (plan is not None or split_of(model) is not None) and (reason := refusal(rule)):
         raise UsageError(reason)
     world.call_on_all(lambda: device_of([*model.parameters()] or [torch.empty(0)], "a model"))
     compare_models(model, world)
@@ -261,6 +263,10 @@ def attach(
     reducer = Reducer(model, world, rule, parameter_parts(model), virtual_ranks)
     for link in links_of(model):
         link.weigh_by(reducer.loss_weight)
+    if links_of(model):  # the program may make its optimizer later
+        eagerly = torch.compiler.disable(check_split_optimizer)  # type: ignore[no-untyped-call]  # a compiled step, too
+        hook = register_optimizer_step_pre_hook(StepCheck(eagerly, weakref.proxy(model)))
+        weakref.finalize(model, hook.remove).atexit = False
     return reducer
 
 

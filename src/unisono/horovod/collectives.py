@@ -75,7 +75,8 @@ def barrier() -> None:
 
 
 class _Differentiable(torch.autograd.Function):
-    """Function of a tensor with the function that returns its gradient, given that of the result."""
+    """Function of a tensor with the function that returns its gradient, given that of the result: it can be
+    differentiated, too."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, function: TensorFunction, gradient: TensorFunction) -> torch.Tensor:
@@ -204,7 +205,7 @@ def allreduce(
     def gradient(grad: torch.Tensor) -> torch.Tensor:
         if op not in (None, Average, Sum):
             raise UsageError(f"allreduce with {op.name} has no gradient: use Average or Sum")
-        return reduced(grad)
+        return allreduce(grad, average, name, compression, op, prescale_factor, postscale_factor)
 
     return _differentiable(tensor, reduced, gradient)
 
@@ -263,7 +264,7 @@ def reducescatter(
 
     def gradient(grad: torch.Tensor) -> torch.Tensor:
         factor = prescale_factor * postscale_factor * (size() if op is Sum else 1)
-        return synchronize(allgather_async(grad * factor))  # type: ignore[no-any-return]
+        return allgather(grad * factor)
 
     return _differentiable(tensor, lambda source: synchronize(reducescatter_async(source, *options)), gradient)
 
@@ -296,7 +297,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
     def gradient(grad: torch.Tensor) -> torch.Tensor:
         rows = synchronize(allgather_async(torch.tensor([own_rows]))).tolist()
         begin = sum(rows[: rank()])
-        return synchronize(allreduce_async(grad))[begin : begin + own_rows]  # type: ignore[no-any-return]
+        return allreduce(grad)[begin : begin + own_rows]
 
     return _differentiable(tensor, lambda source: synchronize(allgather_async(source, name)), gradient)
 
@@ -331,8 +332,7 @@ def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> 
     """
 
     def gradient(grad: torch.Tensor) -> torch.Tensor:
-        mean: torch.Tensor = synchronize(allreduce_async(grad))
-        return mean if rank() == root_rank else torch.zeros_like(mean)
+        return torch.where(torch.tensor(rank() == root_rank), allreduce(grad), 0)
 
     return _differentiable(tensor, lambda source: synchronize(broadcast_async(source, root_rank, name)), gradient)
 
@@ -370,7 +370,7 @@ def alltoall(tensor: torch.Tensor, splits: Any = None, name: str | None = None) 
         return out  # type: ignore[no-any-return]
 
     def gradient(grad: torch.Tensor) -> torch.Tensor:
-        return synchronize(alltoall_async(grad, received[0]))[0]  # type: ignore[no-any-return]
+        return alltoall(grad, received[0])[0]  # type: ignore[no-any-return]
 
     out = _differentiable(tensor, exchange, gradient)
     return out if splits is None else (out, received[0])

@@ -88,6 +88,10 @@ class _Distributed:
     exchange: GradientExchange
     skip: bool
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what a copy is made of, and a pickle: the optimizer as it was before, whose gradients stay local."""
+        return object.__new__, (type(self).__bases__[1],), self.__getstate__()
+
     def synchronize(self) -> None:
         """Average the gradients, unless that has been done: for a program that reads or clips them before the step."""
         self.exchange.synchronize()

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from traceback import walk_stack
 from typing import Any, NamedTuple
 
@@ -98,10 +99,14 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         raise UsageError(f"the step of {kind.__name__} was replaced, so Sharded cannot make it: use unisono.BSP()")
 
 
+class StepCheck(partial[None]):
+    """Hook before the step of all optimizers that changes none, and may refuse one."""
+
+
 def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Return True where hooks see the optimizer's step, its own or those of all optimizers."""
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    return bool(hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks or _global_optimizer_post_hooks
+    return bool(hooks) or any(not isinstance(hook, StepCheck) for hook in _global_optimizer_pre_hooks.values())
 
 
 def is_inner_step(optimizer: torch.optim.Optimizer) -> bool:

@@ -21,8 +21,8 @@ import torch
 
 from unisono.errors import UsageError
 
-REQUEST_KINDS = ("save", "stop", "join", "copy")
-"""Kinds of requests that a rank can make of all ranks."""
+REQUEST_KINDS = ("save", "stop", "join", "copy", "load", "skip")
+"""Kinds of requests that a rank can make of all ranks; "load": it has loaded weights; "skip": a pass was left out."""
 
 RANKS_PER_NUMBER = 48
 """Ranks whose bits one number holds: a float64 holds integers up to 2**53 exactly."""
@@ -88,9 +88,14 @@ class ControlResult:
         return message.samples / self.samples
 
     def error(self) -> UsageError | None:
-        """Return the error of all ranks where weights differ, or only some have given their samples; else None."""
+        """Return the error of all ranks where weights differ, a share has no pass, or samples lack; else None."""
         if self.difference:
             return UsageError(self.difference)
+        if "skip" in self.requested:
+            return UsageError(
+                f"the last share of unisono.shares had no backward pass on {self.requests['skip']}, and that sums all "
+                "shares: call backward() for each share; to leave out a batch, leave out the loop on all ranks"
+            )
         if not self.samples_given or not self.without_samples:
             return None
         have = "has" if len(self.without_samples) == 1 else "have"
@@ -282,12 +287,13 @@ class StepControl:
         self.averages += 1
 
     def discard(self, agreement: Agreement | None, newest: bool) -> None:
-        """Make the requests of a failed pass again; of the `newest`, or of none that had begun, discard the samples."""
+        """Make the requests of a failed pass again, but for "skip"; of the `newest`, or of none that had begun, discard
+        the samples."""
         if newest:
             self.end_pass()
             self._last = None
         if agreement is not None:
-            self._requests |= agreement.message.requests
+            self._requests |= agreement.message.requests - {"skip"}
 
     def check(self) -> None:
         """Raise the error, or issue the warning, of the last control message: once, when its result is known."""

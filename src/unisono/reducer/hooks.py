@@ -61,7 +61,7 @@ ATTRIBUTE = "_unisono"
 class Attachment:
     """Link from a model to its Reducer. Copies of the model are not linked."""
 
-    handle: RemovableHandle
+    handles: Sequence[RemovableHandle]
 
     def __init__(self, reducer: Reducer | None) -> None:
         self.reducer = reducer
@@ -77,6 +77,11 @@ class Attachment:
             self.reducer.structure.check(model)
             self.reducer.on_forward(next(tensors_in((*inputs, *named.values())), None))
 
+    def on_load(self, *_: object) -> None:
+        """Tell the reducer that the model, or a module of it, has loaded weights."""
+        if self.reducer is not None:
+            self.reducer.on_load()
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
         return Attachment(None)
 
@@ -86,13 +91,18 @@ class Attachment:
 
 def attach(model: torch.nn.Module, reducer: Reducer) -> None:
     attachment = Attachment(reducer)
-    attachment.handle = model.register_forward_pre_hook(attachment, with_kwargs=True)
+    loading = model.modules() if reducer.traits.state.has_anchor else ()
+    attachment.handles = [
+        model.register_forward_pre_hook(attachment, with_kwargs=True),
+        *(module.register_load_state_dict_post_hook(attachment.on_load) for module in loading),  # type: ignore[no-untyped-call]
+    ]
     setattr(model, ATTRIBUTE, attachment)
 
 
 def detach(model: torch.nn.Module) -> None:
     attachment: Attachment = getattr(model, ATTRIBUTE)
-    attachment.handle.remove()
+    for handle in attachment.handles:
+        handle.remove()
     delattr(model, ATTRIBUTE)
 
 

@@ -7,7 +7,7 @@ any number of ranks, which compute the shares one after another (`docs/exact_sum
     rank 2   shares 5 6 7     2      16 to 23, seed of share 2       forward, backward, whose program sums all of them
 
 Before each share the buffers (running means) are those from before the step. Those of share 0 stay, which rank 0 has
-computed last and sends to all ranks.
+computed last and sends to all ranks; without samples in it, those from before the step.
 
 A rank keeps the gradients of its shares until a bucket's exponents are agreed: V / p times the memory of one.
 """
@@ -72,11 +72,14 @@ class VirtualRanks:
 
         A backward pass follows each. The last one sums all of them; where that share is empty `synchronize` does so.
         `seed` is that of this step's random numbers, by default the number of sums before. Raises UsageError for
-        samples that do not fit.
+        samples that do not fit, and on all ranks where one's last share had no backward pass.
         """
         cuts, state = self._cuts(tensors, whole), torch.get_rng_state()
-        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if len(self.shares) > 1 else []
-        seed = self.control.averages if seed is None else seed
+        lacks_first = whole is not None and whole < self.count  # share 0 is empty
+        restores = len(self.shares) > 1 or lacks_first
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if restores else []
+        averages = self.control.averages
+        seed = averages if seed is None else seed
         self.kept = []
         try:
             with _deterministic():
@@ -88,10 +91,14 @@ class VirtualRanks:
                         self.control.samples = float(cuts[-1][1] - cuts[0][0])
                     if first < last:
                         yield tuple(tensor[first:last].clone() for tensor in tensors)  # as aligned as in any other run
-                    elif sums:
+                    if sums and self.control.averages == averages:
+                        if first < last:
+                            self.control.request("skip")
                         synchronize()
                     if first < last and not sums:  # without a pass, `.grad` may be what the last step's update reads
                         self.kept.append((self.samples, self._take_gradients()))
+                if lacks_first:
+                    _restore(buffers)
         finally:
             self.accumulation.averages, self.kept = True, []
             torch.set_rng_state(state)

@@ -143,6 +143,7 @@ class _LayoutChange(torch.autograd.Function):
         return gradient, None, None, None
 
 
+@torch._disable_dynamo  # type: ignore[attr-defined]
 def change_layout(x: Tensor, link: GroupLink, before: str, after: str, dim: int = -1) -> Tensor:
     """Return an activation in another layout; `dim` is the dimension of its features.
 

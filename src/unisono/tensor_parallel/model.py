@@ -80,25 +80,20 @@ def check_plan(plan: ParallelPlan, model: nn.Module, ranks: int) -> ParallelPlan
     """
     modules, named = dict(model.named_modules()), dict[str, Split]()
     for name, split in plan.items():
-        named |= dict.fromkeys(_matching(name, modules), replace(split, ranks=split.ranks or ranks))
+        matching = [module for module in modules if fnmatchcase(module, name)] if name not in modules else [name]
+        if not matching or name == "":
+            kinds = {kind for kind, how in KINDS if how != DROPOUT}
+            able = [layer for layer, module in modules.items() if type(module) in kinds]
+            near = difflib.get_close_matches(name, able, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"layers that can be split are {', '.join(able) or 'none'}"
+            raise UsageError(f"the plan names a layer {name!r}, which the model does not have; {hint}")
+        named |= dict.fromkeys(matching, replace(split, ranks=split.ranks or ranks))
     for name, split in named.items():
         if reason := split_refusal(modules[name], split, ranks):
             raise UsageError(f"layer {name!r}{reason}")
     splits = _with_dropouts({name: split for name, split in named.items() if split.ranks > 1}, modules)
     _check_ties(splits, modules)
     return splits
-
-
-def _matching(name: str, modules: Mapping[str, nn.Module]) -> list[str]:
-    """Return the modules with a name, which may have wildcards."""
-    matching = [module for module in modules if fnmatchcase(module, name)] if name not in modules else [name]
-    if not matching or name == "":
-        kinds = {kind for kind, how in KINDS if how != DROPOUT}
-        able = [layer for layer, module in modules.items() if type(module) in kinds]
-        near = difflib.get_close_matches(name, able, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"layers that can be split are {', '.join(able) or 'none'}"
-        raise UsageError(f"the plan names a layer {name!r}, which the model does not have; {hint}")
-    return matching
 
 
 def split_refusal(layer: nn.Module, split: Split, ranks: int) -> str:
@@ -296,18 +291,21 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
     return float(norm)
 
 
-def refusal(rule: BaseRule, optimizer: str) -> str:
-    """Return why a rule, or an optimizer of that name, takes no split layers, with the remedy; empty where both do."""
-    name, shards = optimizer.upper(), rule.traits.state is RankState.SHARDED
+def refusal(rule: BaseRule, *optimizer: str) -> str:
+    """Return why a rule, or an optimizer of these names, takes no split layers, with the remedy; empty if both do."""
+    name = next((name for name in optimizer if name.upper() in NEEDS_WHOLE), "")
     if not rule.traits.groups:
         return f"{type(rule).__name__} does not take split layers: use BSP or Sharded, or no plan"
-    if name not in NEEDS_WHOLE or (shards and name in LAYERWISE):
+    if not name or (rule.traits.state is RankState.SHARDED and name.upper() in LAYERWISE):
         return ""
-    sharded = "the rule Sharded, or " if name in LAYERWISE else ""
-    return f"{optimizer} needs whole weights, not parts of split layers: use {sharded}SGD, Adam or AdamW, or no plan"
+    sharded = "the rule Sharded, or " if name.upper() in LAYERWISE else ""
+    return f"{name} needs whole weights, not parts of split layers: use {sharded}SGD, Adam or AdamW, or no plan"
 
 
-def check_split_optimizer(model: nn.Module, rule: BaseRule, optimizer: torch.optim.Optimizer) -> None:
-    """Raise UsageError for an optimizer that needs whole weights, where the model has parts of some."""
-    if links_of(model) and (reason := refusal(rule, type(optimizer).__name__)):
+def check_split_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Raise UsageError for an optimizer that needs whole weights, where it has parts of some of a parallel model's."""
+    names = (kind.__name__ for kind in type(optimizer).mro())
+    reason = refusal(reducer.rule, *names) if (reducer := reducer_of(model)) else ""
+    held = (id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+    if reason and not named_parts(model).keys().isdisjoint(held):
         raise UsageError(reason)

@@ -94,7 +94,7 @@ class Trainer:
                 "one, or call unisono.parallel(model, world, rule) first"
             )
         sharded = self.reducer.traits.state is RankState.SHARDED
-        check_split_optimizer(model, self.reducer.rule, optimizer)
+        check_split_optimizer(model, optimizer)
         self.reducer.clip = clip
         if sharded:
             self.reducer.shard(optimizer, own_loop=False)

@@ -192,3 +192,17 @@ def test_objects() -> None:
     assert hvd.broadcast_object({"of": hvd.rank()}, hvd.size() - 1) == {"of": hvd.size() - 1}
     assert hvd.allgather_object("x" * hvd.rank()) == ["x" * rank for rank in range(hvd.size())]
     hvd.barrier()
+
+
+@pytest.mark.parametrize("name", ["allreduce", "reducescatter", "allgather", "broadcast", "alltoall"])
+def test_second_derivatives(name: str) -> None:
+    """With y = x^2 on all ranks, the first of y^3 is 6 x^5. By Horovod's rules gradients of copies are averaged."""
+    own = torch.full((hvd.size(),), 2.0, dtype=torch.float64, requires_grad=True)
+    collective = getattr(hvd, name)
+    result = collective(own * own, 0) if name == "broadcast" else collective(own * own)
+    (first,) = torch.autograd.grad((result**3).sum(), own, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), own)
+    counts = name != "broadcast" or hvd.rank() == 0
+    through = 24 / hvd.size() if name in ("allgather", "broadcast") else 24
+    torch.testing.assert_close(first.detach(), counts * 6 * own.detach() ** 5)
+    torch.testing.assert_close(second, counts * (6 + through) * own.detach() ** 4)

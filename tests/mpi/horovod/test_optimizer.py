@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -310,6 +311,21 @@ def test_weights_and_optimizer_state_of_one_rank_for_all() -> None:
     assert state["state"].keys() == expected["state"].keys()
     for key, entry in expected["state"].items():
         assert all(torch.equal(value, state["state"][key][name]) for name, value in entry.items())
+
+
+def test_a_copy_is_the_optimizer_as_it_was_before() -> None:
+    net = model()
+    optimizer = optimizer_of(net)
+    loss(net, batch(0, hvd.rank())).backward()
+    optimizer.step()
+    own_net, own = copy.deepcopy((net, optimizer))
+    assert type(own) is type(pickle.loads(pickle.dumps(optimizer))) is torch.optim.SGD
+    assert own.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys()
+    own.zero_grad()
+    loss(own_net, batch(1, 0) * (hvd.rank() + 1)).backward()
+    own.step()
+    assert len(set(hvd.allgather_object(tuple(own_net[0].weight.flatten().tolist())))) == hvd.size()
+    optimizer.zero_grad()
 
 
 def test_fp16_compression_trains() -> None:

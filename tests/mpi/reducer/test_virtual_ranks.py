@@ -65,7 +65,7 @@ def batches(model: nn.Module) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]
 
 
 def trained(world: World, rule: unisono.BSP | unisono.Sharded, adam: bool = False, shares: int = SHARES) -> str:
-    """Hash after the steps of a Trainer. Integers count batches of share 0 on rank 0."""
+    """Hash after the steps of a Trainer, the same on all ranks."""
     model = net()
     make = torch.optim.AdamW if adam else torch.optim.SGD
     optimizer = make(model.parameters(), 0.01, weight_decay=1e-3)
@@ -73,7 +73,8 @@ def trained(world: World, rule: unisono.BSP | unisono.Sharded, adam: bool = Fals
     for inputs, labels, total in batches(model):
         trainer.step(inputs, labels, total)
     trainer.wait()
-    return world.call_on_root(lambda: digest(model))
+    (common,) = set(world.all_gather_object(digest(model)))
+    return common
 
 
 def rule_of(
@@ -300,3 +301,22 @@ def test_a_second_pass_of_a_share_sums_with_the_first_or_is_refused(world: World
             assert model.weight.grad.eq(2).all()
     with pytest.raises(UsageError, match="one backward pass that sums, and this is another: add the losses"):
         model(inputs).sum().backward()
+
+
+@pytest.mark.parametrize("skips", [lambda rank: rank == 0, lambda _: True])
+def test_a_last_share_without_a_pass_is_refused_on_all_ranks(world: World, skips: Callable[[int], bool]) -> None:
+    """The step after it is as any other."""
+    model, inputs = nn.Linear(2, 1), torch.randn(SHARES, 2)
+    unisono.parallel(model, world, virtual_ranks=SHARES)
+    mine = unisono.own_samples(model, SHARES)
+
+    def train(last: bool) -> None:
+        for place, (some,) in enumerate(unisono.shares(model, inputs[mine.start : mine.stop], whole=SHARES), 1):
+            if place < len(mine) or last:
+                model(some).sum().backward()
+
+    who = "rank 0" if world.size == 1 or not skips(1) else f"{world.size} ranks"
+    with pytest.raises(UsageError, match=f"no backward pass on {who}, .* call backward"):
+        train(last=not skips(world.rank))
+    train(last=True)
+    assert model.weight.grad is not None

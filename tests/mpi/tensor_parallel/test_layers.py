@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,13 +13,15 @@ import torch
 from tests.mpi.tensor_parallel.networks import CASES, SAMPLES, Words, alone, batch, model_of, train, with_sizes
 from tests.mpi.tensor_parallel.test_losses import sizes_of
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.checkpoint import checkpoint
 
 import unisono
 from unisono.compute.convolution import plan_convolutions
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.errors import UsageError
-from unisono.optimizers import LARS
+from unisono.optimizers import LAMB, LARS
+from unisono.optimizers.sharded import has_hooks
 from unisono.reducer import reducer_of
 from unisono.rules import BaseRule
 from unisono.schedules.pieces import bounds
@@ -385,3 +388,49 @@ def test_refusals(group: World) -> None:
             continue
         with pytest.raises(UsageError, match=message):
             act()
+
+
+class OwnLARS(LARS):
+    """Optimizer of a program, by the name of its base."""
+
+
+def test_an_optimizer_made_after_the_split_is_refused_in_its_step(group: World) -> None:
+    """Where it needs whole weights, and has parts of some; other models' and other steps are as before."""
+    others = set(_global_optimizer_pre_hooks)
+    model = unisono.parallel(nn.Sequential(nn.Linear(12, 12, bias=False)), group, plan={"0": "column"})
+    hooks = _global_optimizer_pre_hooks.keys() - others
+    model(torch.randn(2, 12)).sum().backward()
+    before = model[0].weight.clone()
+    for make in (LARS, LAMB, OwnLARS, torch.optim.Adafactor, torch.optim.Muon):
+        if group.size > 1:
+            with pytest.raises(UsageError, match=r"needs whole weights, not parts of split layers: use .*SGD, Adam"):
+                make(model.parameters(), lr=0.1).step()
+    assert torch.equal(model[0].weight, before)
+    other = nn.Linear(2, 2)
+    LARS(other.parameters(), 0.1).step()
+    optimizer = sgd(model)
+    assert not has_hooks(optimizer)
+    torch.compile(optimizer.step, backend="eager")()
+    assert not torch.equal(model[0].weight, before)
+    del model, optimizer
+    gc.collect()
+    assert len(hooks) == (group.size > 1)
+    assert hooks.isdisjoint(_global_optimizer_pre_hooks)
+
+
+def test_a_compiled_model_has_the_numbers_of_another(group: World) -> None:
+    """Also a dropout between the two layers, and batches of different sizes."""
+    trained = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Dropout(0.1), nn.Linear(12, 2)).double()
+        unisono.parallel(model, group, plan={"0": "column gives part", "3": "row takes part"})
+        optimizer = sgd(model)
+        run = torch.compile(model, backend="aot_eager") if compiled else model
+        for step, samples in enumerate((4, 3, 5)):
+            optimizer.zero_grad()
+            seed_dropout(model, 0, step)
+            run(torch.randn(samples, 4, dtype=torch.float64)).square().mean().backward()
+            optimizer.step()
+        trained.append([parameter.detach() for parameter in model.parameters()])
+    torch.testing.assert_close(*trained, rtol=0, atol=1e-12)
