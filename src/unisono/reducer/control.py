@@ -21,8 +21,8 @@ import torch
 
 from unisono.errors import UsageError
 
-REQUEST_KINDS = ("save", "stop", "join", "copy", "load", "skip")
-"""Kinds of requests that a rank can make of all ranks; "load": it has loaded weights; "skip": a pass was left out."""
+REQUEST_KINDS = ("save", "stop", "join", "copy", "skip")
+"""Kinds of requests that a rank can make of all ranks; "skip": a pass was left out."""
 
 RANKS_PER_NUMBER = 48
 """Ranks whose bits one number holds: a float64 holds integers up to 2**53 exactly."""

@@ -61,7 +61,7 @@ ATTRIBUTE = "_unisono"
 class Attachment:
     """Link from a model to its Reducer. Copies of the model are not linked."""
 
-    handles: Sequence[RemovableHandle]
+    handle: RemovableHandle
 
     def __init__(self, reducer: Reducer | None) -> None:
         self.reducer = reducer
@@ -77,11 +77,6 @@ class Attachment:
             self.reducer.structure.check(model)
             self.reducer.on_forward(next(tensors_in((*inputs, *named.values())), None))
 
-    def on_load(self, *_: object) -> None:
-        """Tell the reducer that the model, or a module of it, has loaded weights."""
-        if self.reducer is not None:
-            self.reducer.on_load()
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
         return Attachment(None)
 
@@ -91,18 +86,13 @@ class Attachment:
 
 def attach(model: torch.nn.Module, reducer: Reducer) -> None:
     attachment = Attachment(reducer)
-    loading = model.modules() if reducer.traits.state.has_anchor else ()
-    attachment.handles = [
-        model.register_forward_pre_hook(attachment, with_kwargs=True),
-        *(module.register_load_state_dict_post_hook(attachment.on_load) for module in loading),  # type: ignore[no-untyped-call]
-    ]
+    attachment.handle = model.register_forward_pre_hook(attachment, with_kwargs=True)
     setattr(model, ATTRIBUTE, attachment)
 
 
 def detach(model: torch.nn.Module) -> None:
     attachment: Attachment = getattr(model, ATTRIBUTE)
-    for handle in attachment.handles:
-        handle.remove()
+    attachment.handle.remove()
     delattr(model, ATTRIBUTE)
 
 

@@ -123,7 +123,6 @@ class Programs:
         Without a state, or where the rule has another period now, a period begins; then no change is in flight.
         """
         self.step, has_anchor = step, self.traits.state.has_anchor
-        self.rule_memory.load({})
         if rule_state is None:
             self.first = step if has_anchor else 0
             return

@@ -158,12 +158,6 @@ class Reducer:
         finally:
             self._step = None
 
-    def on_load(self) -> None:
-        """Begin a new period after weights were loaded, perhaps on this rank alone: they have another anchor."""
-        if not self.programs.rule_memory.kept.loaded:
-            self.runner.wait_for_all()
-            self.programs.rule_memory.forget()
-
     def synchronize(self) -> None:
         """Average the gradients over all ranks. A rank that has no backward pass in a step calls this in its place.
 

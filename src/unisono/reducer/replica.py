@@ -111,8 +111,6 @@ class ModelReplica:
 
     def agree(self, world: World) -> None:
         message = self.agreement.message
-        if self.kept.loaded:
-            message = replace(message, requests=message.requests | {"load"})
         encoded = encode(message, world.rank, world.size)
         weights = [0.0] * world.size if self.memory.parts.groups else []
         if weights:
@@ -121,9 +119,6 @@ class ModelReplica:
         result, self._loss_weights = decode(sums[: len(encoded)]), sums[len(encoded) :]
         if result.changes_differ:
             result = replace(result, difference=self._compare_weights(world))
-        if "load" in result.requested:
-            self.kept.clear()
-            self.kept.loaded = False
         self.weight, self._samples = result.weight_of(message), result.samples
         if result.error() is not None:
             self.discard()

@@ -80,14 +80,7 @@ class RuleState:
     def load(self, segments: Segments) -> None:
         """Replace the memory by segments. They are laid out for the next step."""
         self.kept.clear()
-        self.kept.loaded, self._segments = False, segments
-
-    def forget(self) -> None:
-        """Let all ranks drop the memory with their next control message; this one has loaded weights. Changes in flight
-        have no further effect on it. No exchange may be in flight."""
-        if segments := self.segments():
-            self.load(without_changes(segments))
-            self.kept.loaded = True
+        self._segments = segments
 
     def write_anchor(self) -> bool:
         """Copy the anchor to the model's weights. Return False, with nothing copied, where no step has made one."""

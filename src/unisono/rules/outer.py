@@ -75,9 +75,6 @@ def take_outer_step(layout: Layout, keys: Iterable[int], step: Operation) -> Ite
 
 def _act_pack_change(replica: Replica, task: Task, _: Any) -> None:
     now = replica.read_weights(task.key)
-    if (ANCHOR, task.key) not in replica.kept:  # weights were loaded: the next step has a new one
-        replica.fill_bucket(task.key, now.zero_())
-        return
     replica.kept[SENT, task.key] = now
     replica.fill_bucket(task.key, (replica.kept[ANCHOR, task.key] - now).div_(replica.layout.ranks))
 
@@ -202,14 +199,12 @@ def outer_step(rate: float, momentum: float, nesterov: bool) -> Operation:
 
     def act(replica: Replica, task: Task, _: Any) -> None:
         key, kept = task.key, replica.kept
-        if (sent := kept.pop((SENT, key), None)) is None:
-            return
         direction = replica.bucket(key)
         if momentum:
             velocity = kept.or_zeros(MOMENTUM, key, direction)
             velocity.mul_(momentum).add_(direction)
             direction = direction + momentum * velocity if nesterov else velocity
         moved = kept[ANCHOR, key].sub_(direction, alpha=rate)
-        replica.write_weights(key, replica.read_weights(key).sub_(sent).add_(moved))
+        replica.write_weights(key, replica.read_weights(key).sub_(kept.pop((SENT, key))).add_(moved))
 
     return Operation("outer_step", act, _outer_step, _price_outer, letter="o")

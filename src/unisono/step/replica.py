@@ -27,9 +27,6 @@ class RuleMemory(dict[tuple[str, int], "torch.Tensor"]):
     Each is flat, with the elements and the dtype of its bucket. Tasks of one bucket use them one after another.
     """
 
-    loaded = False
-    """True where this rank has loaded weights since: all ranks drop the memory with the next control message."""
-
     def or_zeros(self, name: str, key: int, like: torch.Tensor) -> torch.Tensor:
         """Return a tensor, to be changed in place; where it is not kept, zeros like `like`, kept from now on."""
         if (name, key) not in self:

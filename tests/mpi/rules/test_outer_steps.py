@@ -306,39 +306,3 @@ def test_exact_averages_have_the_bits_of_any_schedule(spread: World, kind: type[
         weights = [parameter.detach().numpy().tobytes() for parameter in trainer.model.parameters()]
         averages.append(b"".join(weights))
     assert len(set(averages)) == 1
-
-
-@pytest.mark.parametrize("alone", [False, True])
-@pytest.mark.parametrize(
-    "rule",
-    [
-        LocalSGD(every=2, exchange=Exchange(wire="int8")),
-        DiLoCo(every=2, fragments=1, delay=0),
-        DiLoCo(every=4, fragments=2, delay=1, exchange=Exchange(bucket_bytes=64)),
-    ],
-)
-def test_loaded_weights_begin_a_period(world: World, rule: BaseRule, alone: bool) -> None:
-    """No number of before has an effect: here all are NaN. One rank may load alone, and send what it has loaded."""
-    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    unisono.parallel(model, world, rule, optimizer)
-
-    def steps(count: int, factor: float) -> None:
-        for _ in range(count):
-            optimizer.zero_grad()
-            (model(torch.ones(2, 4)).square().mean() * factor).backward()
-            optimizer.step()
-
-    for before in (6,) if alone else (6, 8):  # also while a change is in flight
-        steps(before, torch.nan)
-        assert model[0].weight.isnan().all()
-        ones = {name: torch.ones_like(tensor) for name, tensor in model.state_dict().items()}
-        if not alone or world.rank == 0:
-            model.load_state_dict(ones)
-        for tensor in model.parameters() if alone else ():
-            world.broadcast(tensor.data)
-        steps(9, 0.0)
-        assert all(torch.equal(tensor, ones[name]) for name, tensor in model.state_dict().items())
-        steps(8, 0.01)
-        assert all(tensor.isfinite().all() for tensor in model.parameters())
-        assert not torch.equal(model[0].weight, ones["0.weight"])

@@ -57,7 +57,7 @@ from unisono.view.heat_map import draw_heat_maps
 
 PROGRAM = (sys.executable, "-P", "-m", "unisono")
 
-STOPPED = (130, 143)
+STOPPED = (129, 130, 143)
 """Exit codes of `unisono train` after SIGINT and SIGTERM."""
 
 ERROR_LINES = (re.compile(r"(\w+\.)*\w*(Error|Exception|Interrupt)\b"), re.compile(r"unisono: "))
