@@ -43,10 +43,10 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_322,
+    ".": 3_323,
     "asynchronous": 1_085,
     "bench": 1_556,
-    "cli": 2_554,
+    "cli": 2_556,
     "collectives": 4_172,
     "compute": 1_256,
     "data": 6_432,
@@ -61,10 +61,10 @@ MAX_LINES = {
     "optimizers": 523,
     "papers": 663,
     "plan": 3_582,
-    "reducer": 4_152,
-    "rules": 1_200,
+    "reducer": 4_123,
+    "rules": 1_195,
     "schedules": 1_692,
-    "step": 2_851,
+    "step": 2_848,
     "tensor_parallel": 1_025,
     "testing": 1_685,
     "torch_backend": 2_130,

@@ -260,10 +260,11 @@ def attach(
     agree_on_state(model, world)
     if plan is not None:
         split_model(model, world, plan)
+    checks = bool(links_of(model)) and reducer_of(model) is None  # else it is checked already
     reducer = Reducer(model, world, rule, parameter_parts(model), virtual_ranks)
     for link in links_of(model):
         link.weigh_by(reducer.loss_weight)
-    if links_of(model):  # the program may make its optimizer later
+    if checks:  # the program may make its optimizer later
         eagerly = torch.compiler.disable(check_split_optimizer)  # type: ignore[no-untyped-call]  # a compiled step, too
         hook = register_optimizer_step_pre_hook(StepCheck(eagerly, weakref.proxy(model)))
         weakref.finalize(model, hook.remove).atexit = False

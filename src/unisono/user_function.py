@@ -103,8 +103,7 @@ class UserFunction:
 
     @contextmanager
     def _search_path(self) -> Iterator[None]:
-        """Search `folder` and the current folder first for imports within the block, and last ever after: what the
-        function makes may import modules of its own later, and may replace none of Python's."""
+        """Search `folder` and the current folder first for imports within the block."""
         folders = [self.folder or str(Path.cwd()), str(Path.cwd())]
         sys.path[:0] = folders
         importlib.invalidate_caches()
@@ -114,4 +113,3 @@ class UserFunction:
             for folder in folders:
                 with suppress(ValueError):  # the function may have changed it too
                     sys.path.remove(folder)
-            sys.path += [folder for folder in dict.fromkeys(folders) if folder not in sys.path]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from tests.progress import Run
 from tests.usage_errors import assert_one_line_error
@@ -38,3 +40,10 @@ def test_an_error_that_names_no_path_keeps_its_traceback(in_process: Run, monkey
     monkeypatch.setattr(cli, "command", fail)
     with pytest.raises(OSError, match="of a bug"):
         in_process("train")
+
+
+def test_modules_of_the_current_folder_are_found_last(in_process: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])  # as with -P
+    in_process("--version")
+    assert sys.path[-1] == ""
+    assert sys.path.count("") == 1

@@ -109,6 +109,8 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         with suppress(OSError):  # a process made by a standby took a file's place by a pipe
             sys.stdout.reconfigure(errors="replace")  # arrows and lines, where the locale has none
+    if "" not in sys.path:
+        sys.path.append("")  # what a user's network imports later lies in the current folder; Python's own come first
     try:
         shutdown = Shutdown()
         code = command()(standalone_mode=False)  # called itself, Typer puts a hook before ours
