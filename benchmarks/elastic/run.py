@@ -49,7 +49,8 @@ def lines_of(home: Path) -> list[dict[str, Any]]:
 def ranks_of(run: ElasticRun) -> list[int]:
     """Return the processes of the ranks, which standbys have forked: both have the same command line."""
     pids = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
-    processes = [pid for pid in pids if read_process(pid, "cmdline").split(b"\0")[3:4] == [run.standby.encode()]]
+    standby = [b"unisono.elastic.standby", run.standby.encode()]
+    processes = [pid for pid in pids if read_process(pid, "cmdline").split(b"\0")[3:5] == standby]
     children = {int(child) for pid in processes for child in read_process(pid, f"task/{pid}/children").split()}
     return [pid for pid in processes if pid in children]
 

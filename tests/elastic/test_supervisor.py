@@ -62,7 +62,9 @@ class Disturbed:
         """Processes with the command line of the standby: itself, and the ranks that it has forked."""
         every = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
         name = self.run.standby.encode()
-        return [pid for pid in every if read_process(pid, "cmdline").split(b"\0")[3:4] == [name]]
+        return [
+            pid for pid in every if read_process(pid, "cmdline").split(b"\0")[3:5] == [b"unisono.elastic.standby", name]
+        ]
 
     def ranks(self) -> list[int]:
         """Processes of the ranks."""
