@@ -49,7 +49,7 @@ MAX_LINES = {
     "cli": 2_556,
     "collectives": 4_172,
     "compute": 1_256,
-    "data": 6_432,
+    "data": 6_438,
     "elastic": 1_238,
     "engine": 592,
     "foresight": 799,

@@ -323,3 +323,25 @@ def test_files_of_different_tables_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "b.arrow", table(label="labels"))
     with pytest.raises(PackError, match="have different columns"):
         find(tmp_path)
+
+
+def test_files_without_rows_or_with_labels_in_words_need_no_names(tmp_path: Path) -> None:
+    write(tmp_path / "numbers" / "a.arrow", of_pack(RAW, NAMES, (2, 2)))
+    write(tmp_path / "numbers" / "b.arrow", table([], []).cast(table().schema))
+    sources = find(tmp_path / "numbers")
+    assert sources is not None
+    assert sources[""].labels.tolist() == [1, 0, 1]
+    about = {"huggingface": json.dumps({"info": {"features": {"label": {"names": ["a", "b"]}}}})}
+    write(tmp_path / "words" / "a.arrow", table(labels="aba").replace_schema_metadata(about))
+    write(tmp_path / "words" / "b.arrow", table(labels="bcb"))
+    sources = find(tmp_path / "words")
+    assert sources is not None
+    assert [sources[""].classes[label] for label in sources[""].labels] == list("ababcb")
+
+
+def test_names_in_some_files_alone_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    about = {"huggingface": json.dumps({"info": {"features": {"label": {"names": list(NAMES)}}}})}
+    write(tmp_path / "a.arrow", table(labels=[1, 0, 1]).replace_schema_metadata(about))
+    write(tmp_path / "b.arrow", table(labels=[1, 0, 1]))
+    with pytest.raises(PackError, match=r"put the names of all classes into .*dataset_info\.json"):
+        find(tmp_path)

@@ -70,12 +70,17 @@ def _read(files: list[Path], where: Path) -> Source:
         )
     path = where / "dataset_info.json"
     beside = _json(path) if path.is_file() else {}
-    described = [_describe(beside, each.schema, label) for each in tables]
+    filled = [place for place, each in enumerate(tables) if each.num_rows] or [0]  # an empty file describes nothing
+    files_of_samples, tables = [files[place] for place in filled], [tables[place] for place in filled]
+    numbered = pa.types.is_integer(table[label].type)
+    described = [_describe(beside, each.schema, label, numbered) for each in tables]
     (kind, shape, names), form = described[0], str(described[0])
-    for file, each in zip(files, described, strict=True):
+    for file, each in zip(files_of_samples, described, strict=True):
         if str(each) != form:
-            raise PackError(f"{file} has {each}, but {files[0]} has {form}; pack each from a folder of its own")
-    if pa.types.is_integer(table[label].type) and names:
+            alike = (each.kind, each.shape) == (kind, shape)
+            remedy = f"put the names of all classes into {path}" if alike else "pack each from a folder of its own"
+            raise PackError(f"{file} has {each}, but {files_of_samples[0]} has {form}; {remedy}")
+    if names:
         classes, numbers = common_classes([each.names for each in described], [kind or IMAGE])
         labels = np.concatenate([_renumbered(each[label], new) for each, new in zip(tables, numbers, strict=True)])
         missing = int((labels < 0).sum())
@@ -118,12 +123,13 @@ class Description(NamedTuple):
         return f"{self.kind or 'any'} samples{shape} in {'named' if self.names else 'numbered'} classes"
 
 
-def _describe(beside: dict[str, Any], columns: pa.Schema, label: str) -> Description:
-    """Return the description of a file with these columns; names in the file `beside` it are those of all."""
+def _describe(beside: dict[str, Any], columns: pa.Schema, label: str, numbered: bool) -> Description:
+    """Return the description of a file with these columns; names in the file `beside` it are those of all, and labels
+    that are not numbers need none."""
     metadata = columns.metadata or {}
     own, inside = (json.loads(metadata.get(key, b"{}")) for key in (b"unisono", b"huggingface"))
     features: dict[str, Any] = beside.get("features") or inside.get("info", {}).get("features") or {}
-    names = features.get(label, {}).get("names") or own.get("classes", ())
+    names = features.get(label, {}).get("names") or own.get("classes", ()) if numbered else ()
     return Description(own.get("kind", ""), tuple(own.get("shape") or ()), tuple(names))
 
 
