@@ -77,7 +77,7 @@ def test_contenders_with_kept_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     started = dict[str, bool]()
 
     def start(command: list[str], env: dict[str, str], **_: object) -> subprocess.Popen[str]:
-        started[command[4]] = "GLIBC_TUNABLES" in env
+        started[command[-2]] = "GLIBC_TUNABLES" in env
         raise OSError("enough")
 
     monkeypatch.setattr(subprocess, "Popen", start)
