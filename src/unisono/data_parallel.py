@@ -258,13 +258,13 @@ def attach(
     world.call_on_all(lambda: device_of([*model.parameters()] or [torch.empty(0)], "a model"))
     compare_models(model, world)
     agree_on_state(model, world)
+    is_checked = bool(links_of(model)) and reducer_of(model) is not None
     if plan is not None:
         split_model(model, world, plan)
-    checks = bool(links_of(model)) and reducer_of(model) is None  # else it is checked already
     reducer = Reducer(model, world, rule, parameter_parts(model), virtual_ranks)
     for link in links_of(model):
         link.weigh_by(reducer.loss_weight)
-    if checks:  # the program may make its optimizer later
+    if links_of(model) and not is_checked:  # the program may make its optimizer later
         eagerly = torch.compiler.disable(check_split_optimizer)  # type: ignore[no-untyped-call]  # a compiled step, too
         hook = register_optimizer_step_pre_hook(StepCheck(eagerly, weakref.proxy(model)))
         weakref.finalize(model, hook.remove).atexit = False
