@@ -1,7 +1,7 @@
 """Exact and plain sums of the ranks of one node by turns: chrt -r 1 mpiexec -n 2 python benchmarks/exact/node.py.
 
-Prints, for each size, the median times of the slowest rank and the median of the ratios of pairs. The tensor is written before
-each call.
+Prints, for each size, the median times of the slowest rank and the median of the ratios of pairs. The tensor is written
+before each call.
 """
 
 from __future__ import annotations
