@@ -7,6 +7,10 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "unisono"
 
+CODE = {".py", ".c", ".h"}
+
+DATA = {".toml", ".json", ".gz", ".LICENSE", ".typed", ".so"}
+
 FLOORS = [
     ("errors",),
     ("files", "formats", "registry", "tables"),
@@ -69,14 +73,14 @@ MAX_LINES = {
     "testing": 1_685,
     "torch_backend": 2_130,
     "training": 7_482,
-    "transports": 3_139,
+    "transports": 4_455,
     "view": 984,
     "wires": 279,
 }
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
 else simpler; what has become smaller is entered here. The goal is 40,000 in 330 files."""
 
-MAX_FILES = 325
+MAX_FILES = 331
 
 FILES_OF_SPLIT_LAYERS = (
     *(SOURCE / "tensor_parallel").glob("*.py"),
@@ -117,12 +121,18 @@ def test_imports_go_down() -> None:
             assert other == room or FLOOR[other] < FLOOR[room], f"{path}: {room} imports {other}"
 
 
+def test_the_package_has_code_and_data_alone() -> None:
+    folders = {"__pycache__"}
+    paths = [path for path in SOURCE.rglob("*") if path.is_file() and not folders & set(path.parts)]
+    assert [path for path in paths if path.suffix not in {*CODE, *DATA}] == []
+
+
 def test_every_room_has_a_floor() -> None:
     assert {room_of(path) for path in SOURCE.rglob("*.py")} == set(FLOOR)
 
 
 def test_no_room_grows() -> None:
-    paths, lines = list(SOURCE.rglob("*.py")), Counter[str]()
+    paths, lines = [path for path in SOURCE.rglob("*") if path.suffix in CODE], Counter[str]()
     for path in paths:
         lines["." if path.parent == SOURCE else room_of(path)] += len(path.read_text().splitlines())
     assert {room: count for room, count in lines.items() if count > MAX_LINES.get(room, 0)} == {}
