@@ -40,7 +40,6 @@ Source: Träff, 2023; Bruck and others, 1997; van de Geijn, 1994.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 from unisono.placement import Placement
 from unisono.schedules.numbering import renumber
@@ -148,39 +147,26 @@ def _landing(ranks: int) -> int:
     return max((count for _, count in _steps(ranks)), default=1)
 
 
-class _Partners(NamedTuple):
-    """A rank's partners in a round of an all-gather, and the chunks that go to and come from them."""
+def _give(rank: int, ranks: int, backwards: bool = False) -> Lane:
+    """Return the rounds of an all-gather; `backwards`, they are those of the reduce-scatter."""
 
-    behind: int
-    given: int
-    """First chunk that goes to the rank behind."""
-    ahead: int
-    taken: int
-    """First chunk that comes from the rank ahead."""
+    def turn(distance: int, count: int) -> Round:
+        """`given` and `taken` are a partner, and the first of the chunks that go to it or come from it."""
+        behind, ahead = (rank - distance) % ranks, (rank + distance) % ranks
+        given, taken = (behind, rank), (ahead, ahead)
+        if not ranks & (ranks - 1):
+            partner = rank ^ distance
+            given, taken = (partner, rank & -distance), (partner, partner & -distance)
+        if backwards:
+            return (*_range(send, *taken, count, ranks), *_range(add, *given, count, ranks))
+        return (*_range(send, *given, count, ranks), *_range(receive, *taken, count, ranks))
 
-
-def _partners(rank: int, ranks: int, distance: int) -> _Partners:
-    if ranks & (ranks - 1):
-        ahead = (rank + distance) % ranks
-        return _Partners((rank - distance) % ranks, rank, ahead, ahead)
-    partner = rank ^ distance
-    return _Partners(partner, rank & -distance, partner, partner & -distance)
-
-
-def _give(rank: int, ranks: int) -> Lane:
-    def turn(distance: int, count: int) -> tuple[Transfer, ...]:
-        behind, given, ahead, taken = _partners(rank, ranks, distance)
-        return (*_range(send, behind, given, count, ranks), *_range(receive, ahead, taken, count, ranks))
-
-    return tuple(turn(*step) for step in _steps(ranks))
+    steps = _steps(ranks)
+    return tuple(turn(*step) for step in (reversed(steps) if backwards else steps))
 
 
 def _collect(rank: int, ranks: int) -> Lane:
-    def turn(distance: int, count: int) -> tuple[Transfer, ...]:
-        behind, given, ahead, taken = _partners(rank, ranks, distance)
-        return (*_range(send, ahead, taken, count, ranks), *_range(add, behind, given, count, ranks))
-
-    return tuple(turn(*step) for step in reversed(_steps(ranks)))
+    return _give(rank, ranks, backwards=True)
 
 
 def _range(
