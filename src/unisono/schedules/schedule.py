@@ -105,6 +105,11 @@ class Family(NamedTuple):
     Chunks from 2p on, as many more as p or some times p, are those on their way to another rank."""
 
 
+def others(rank: int, ranks: int) -> list[int]:
+    """Return the other ranks, beginning with the next one, so that no rank is the first of all others."""
+    return [*range(rank + 1, ranks), *range(rank)]
+
+
 send = partial(Transfer, Action.SEND)
 """Function (peer, chunk, span = 1) that returns a transfer that sends the chunks to `peer`."""
 receive = partial(Transfer, Action.RECEIVE)
