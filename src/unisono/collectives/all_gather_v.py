@@ -23,8 +23,8 @@ from unisono.collectives.payload import bytes_of, copy_back, name_of, nbytes_of,
 from unisono.collectives.ready import carry_out
 from unisono.collectives.staged import is_on_device, on_host
 from unisono.errors import TensorError
+from unisono.transports.fused import staged_all_gather
 from unisono.transports.messages import Parcel
-from unisono.transports.staging import staged_all_gather
 
 
 def all_gather_v(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:

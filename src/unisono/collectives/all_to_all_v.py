@@ -10,7 +10,7 @@ of it, to a root and from it.
     rank 3    30 31 32 33    03 13 23 33
 
 Rounds: 1. Bytes sent by each rank: its tensors for the others, once. Within one node they go through shared memory
-(`transports/staging.py`), between nodes as messages in pieces (`transports/messages.py`). Rank r begins with
+(`transports/fused.py`), between nodes as messages in pieces (`transports/messages.py`). Rank r begins with
 rank r+1, so that no rank is the first destination of all others.
 """
 
@@ -30,7 +30,7 @@ from unisono.collectives.payload import bytes_of, copy_back, name_of, nbytes_of,
 from unisono.collectives.ready import carry_out
 from unisono.collectives.staged import is_on_device, on_host
 from unisono.errors import MismatchError
-from unisono.transports import staging
+from unisono.transports import fused
 from unisono.transports.messages import Parcel, size_mismatch
 
 
@@ -79,7 +79,7 @@ def send_and_receive(
     if group.size > 1 and group.uses_shared_memory(call):
         ranks = range(group.size)
         outgoing, incoming = ([parts.get(rank, nothing) for rank in ranks] for parts in (sent, expected))
-        carry_out(group, partial(staging.all_to_all_v, group.memory_for(call), call, outgoing, incoming))
+        carry_out(group, partial(fused.all_to_all_v, group.memory_for(call), call, outgoing, incoming))
         return
     with group.enter_call(call) as fingerprint:
         if rooted:

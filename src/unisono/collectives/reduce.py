@@ -9,7 +9,7 @@
 
 Across nodes the schedule determines rounds and bytes: down a tree, or along a chain, in which no link carries more than
 n bytes. On one node each rank reduces its segment in shared memory, and only the root copies the segments out
-(`transports/staging.py`).
+(`transports/fused.py`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from unisono.collectives.prepare import prepare
 from unisono.collectives.ready import start_and_keep, start_ready
 from unisono.collectives.staged import is_on_device, on_host
 from unisono.transports.arithmetic import arithmetic_of
+from unisono.transports.fused import staged_reduce
 from unisono.transports.plan import Plan
-from unisono.transports.staging import staged_reduce
 
 
 def reduce(group: Group, tensor: torch.Tensor, root: int, op: str = "sum") -> None:

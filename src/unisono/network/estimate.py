@@ -16,9 +16,10 @@ It chooses a schedule when nothing has been measured. `price` models one rank, `
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from operator import itemgetter
 from typing import NamedTuple
 
 from unisono.network.links import EVEN, Amount, Network, Uneven
@@ -47,16 +48,6 @@ MAX_CHAINS = 32
 """Number of ranks whose chains of waits are followed above 256 ranks."""
 
 
-class _Busy(NamedTuple):
-    """Time for which one piece occupies links and ranks."""
-
-    seconds: Amount
-    crossing: Amount
-    """Seconds per byte to another supernode while the ranks that use the uplink share it."""
-    mates: Fraction
-    """Number of ranks of a node that share its link."""
-
-
 def estimate(
     algorithm: Algorithm, placement: Placement, network: Network, nbytes: Amount, uneven: Uneven = EVEN
 ) -> Amount:
@@ -82,14 +73,18 @@ def estimate(
     chunks = programs[placement.nodes[0][0]].chunks
     pieces = max(1, int(-(-nbytes // (chunks * PIECE_BYTES))))
     chunk = nbytes / (pieces * chunks)
-    busy = _busy(programs, placement, network, chunk, slow)
-    shared, crossing = replace(network, beta=network.beta * busy.mates), busy.crossing * busy.mates
+    busy, crossing, mates = _busy(programs, placement, network, chunk, slow)
+    shared = replace(network, beta=network.beta * mates)
     followed = programs if few else with_sources(_ends(placement, slow), algorithm, placement.ranks)
-    chain = chain_seconds(followed, placement, shared, chunk, crossing, slow)
+    chain = chain_seconds(followed, placement, shared, chunk, crossing * mates, slow)
     if not few:
-        chain = max(chain, _largest_price(programs, placement, network, nbytes / pieces, busy.crossing, slow))
-    pace = max(busy.seconds, chain / min(IN_FLIGHT, pieces))
-    return max(chain, busy.seconds) + (pieces - 1) * pace
+        groups = [(network, [rank for rank in programs if placement.node_of(rank) not in slow])]
+        groups += [(slowed(network, times), [*placement.nodes[node]]) for node, times in slow.items()]
+        for links, ranks in filter(itemgetter(1), groups):
+            largest = most_expensive(programs.__getitem__, ranks, placement, links, nbytes / pieces, crossing)
+            chain = max(chain, largest)
+    pace = max(busy, chain / min(IN_FLIGHT, pieces))
+    return max(chain, busy) + (pieces - 1) * pace
 
 
 def _ends(placement: Placement, slow: Mapping[int, float]) -> list[int]:
@@ -98,50 +93,22 @@ def _ends(placement: Placement, slow: Mapping[int, float]) -> list[int]:
     return [*spread(placement.ranks, MAX_CHAINS), *deepest, *(rank for node in slow for rank in placement.nodes[node])]
 
 
-def _largest_price(
-    programs: Mapping[int, Program],
-    placement: Placement,
-    network: Network,
-    nbytes: Amount,
-    crossing: Amount,
-    slow: Mapping[int, float],
-) -> Amount:
-    groups = [(network, tuple(rank for rank in programs if placement.node_of(rank) not in slow))]
-    groups += [(slowed(network, times), placement.nodes[node]) for node, times in slow.items()]
-    return max(
-        most_expensive(programs.__getitem__, ranks, placement, links, nbytes, crossing)
-        for links, ranks in groups
-        if ranks
-    )
-
-
-class LeastCost(NamedTuple):
-    """Seconds below which no estimate of a schedule is, for each lane of rank 0: latency + bytes * per_byte."""
-
-    lanes: tuple[tuple[Amount, Amount], ...]
-
-    def seconds(self, nbytes: Amount) -> Amount:
-        """Return the seconds for a payload of `nbytes` bytes."""
-        return max(latencies + nbytes * per_byte for latencies, per_byte in self.lanes)
-
-
-def least_cost(algorithm: Algorithm, placement: Placement, network: Network) -> LeastCost:
-    """Return the least cost: rank 0's rounds one after another, each with its alpha and its bytes on its own link."""
+def least_cost(algorithm: Algorithm, placement: Placement, network: Network) -> Callable[[Amount], Amount]:
+    """Return the function of a payload's bytes that returns the seconds below which no estimate of a schedule is: those
+    of rank 0's rounds one after another, each with its alpha and its bytes on its own link."""
     program = algorithm(0, placement.ranks)
-    lanes = []
+    lanes: list[tuple[Amount, Amount]] = []
     for lane in loads(program, 0, placement):
         chunks = max(sum(load.node_out for load in lane), sum(load.node_in for load in lane))
         lanes.append((sum(latency(load, network) for load in lane), chunks * network.beta / program.chunks))
-    return LeastCost(tuple(lanes))
+    return lambda nbytes: max(latencies + nbytes * per_byte for latencies, per_byte in lanes)
 
 
 def _busy(
-    programs: Mapping[int, Program],
-    placement: Placement,
-    network: Network,
-    chunk: Amount,
-    slow: Mapping[int, float],
-) -> _Busy:
+    programs: Mapping[int, Program], placement: Placement, network: Network, chunk: Amount, slow: Mapping[int, float]
+) -> tuple[Amount, Amount, Fraction]:
+    """Return the seconds for which one piece occupies links and ranks, those per byte to another supernode while the
+    ranks that use the uplink share it, and the number of ranks of a node that share its link."""
     of_rank = {rank: total(loads(program, rank, placement)) for rank, program in programs.items()}
     of_node: defaultdict[int, Load] = defaultdict(Load)
     for rank, load in of_rank.items():
@@ -156,9 +123,8 @@ def _busy(
     )
     alone = max(max(load.node_out, load.node_in) for load in of_rank.values())
     message_seconds = max(load.messages for load in of_rank.values()) * network.overhead
-    return _Busy(
-        max(max(seconds_a_byte) * chunk, message_seconds), crossing, Fraction(link, alone or 1) if link else Fraction(1)
-    )
+    seconds = max(max(seconds_a_byte) * chunk, message_seconds)
+    return seconds, crossing, Fraction(link, alone or 1) if link else Fraction(1)
 
 
 MAX_CHAINED_TRANSFERS = 200_000

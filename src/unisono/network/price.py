@@ -84,19 +84,13 @@ def price(
 
     Examines the given ranks; by default all of up to 256 ranks, else 256 evenly spread ranks, including the first and
     the last; they stand for the others where an uplink is shared. Other programs are made only for ranks on the same
-    nodes. Nothing is rounded: with fractions in `network`
-    and `nbytes` the price is exact. Raises NetworkError for ranks that do not exist.
+    nodes. Nothing is rounded: with fractions in `network` and `nbytes` the price is exact. Raises NetworkError for
+    ranks that do not exist.
     """
     examined = spread(placement.ranks) if ranks is None else sorted(set(ranks))
     if not examined or not 0 <= examined[0] <= examined[-1] < placement.ranks:
         raise NetworkError(f"ranks {examined[:4]} cannot be examined: there are {placement.ranks}")
-    return most_expensive(
-        lambda rank: algorithm(rank, placement.ranks),
-        examined,
-        placement,
-        network,
-        nbytes,
-    )
+    return most_expensive(lambda rank: algorithm(rank, placement.ranks), examined, placement, network, nbytes)
 
 
 def most_expensive(

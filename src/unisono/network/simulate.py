@@ -89,17 +89,15 @@ class Play:
         self.eager = workload.nbytes <= eager
         transfers = np.diff(workload.first_sent) + np.diff(workload.first_received)
         self.summing = workload.added * float(network.gamma) + transfers * float(network.overhead)
-        self.missing = np.tile(
-            transfers.astype(np.int32), workload.pieces
-        )  # of each round: messages that have not arrived
-        self.ready = np.zeros(len(workload.nbytes) * workload.pieces, np.int8)  # of each message: ends that have begun
-        self.begun_at = np.full(workload.rounds * workload.pieces, np.inf)
-        self.ended_at = np.full(workload.rounds * workload.pieces, np.inf)
-        self.arrived_at = np.full(len(workload.nbytes) * workload.pieces, np.inf)
+        rounds, messages = workload.rounds * workload.pieces, self.messages * workload.pieces
+        self.missing = np.tile(transfers.astype(np.int32), workload.pieces)  # messages of a round that have not arrived
+        self.ready = np.zeros(messages, np.int8)  # of each message: ends that have begun
+        self.begun_at, self.ended_at = np.full(rounds, np.inf), np.full(rounds, np.inf)
+        self.arrived_at = np.full(messages, np.inf)
         self.next_ticket = np.zeros(workload.ranks, np.int64)
         self.events: list[tuple[float, int, int, Numbers]] = []
         self.events_scheduled = 0  # distinguishes events of the same time
-        self.place = np.empty(workload.rounds * workload.pieces, np.int64)
+        self.place = np.empty(rounds, np.int64)
         self.flows = Flows(workload, routes)
 
     def run(self) -> None:
@@ -124,7 +122,7 @@ class Play:
         """Advance to the next event, and handle all its consequences at that time."""
         self.steps += 1
         self.exact_flows_left -= len(self.flows.flowing)
-        flows_end = self.flows.ends(self.now)
+        flows_end = self.now + self.flows.left / self.flows.rates  # if rates stay as they are
         soonest = min(self.events[0][0] if self.events else np.inf, float(flows_end.min(initial=np.inf)))
         if self.exact_flows_left < 0:
             self.resolution = COARSE_RESOLUTION
@@ -163,15 +161,12 @@ class Play:
         self.ready[receives] += 1
         met = receives[self.ready[receives] == 2]
         self.ready[sends] += 1 + eager
-        self._schedule_messages(np.concatenate([met, sends[self.ready[sends] >= 2]]))
-        complete: Numbers = rounds[self.missing[rounds] == 0]
-        return complete
-
-    def _schedule_messages(self, messages: Numbers) -> None:
-        of_piece = messages % self.messages
-        delays, within = self.alpha[of_piece], self.routes.within[of_piece]
+        messages = np.concatenate([met, sends[self.ready[sends] >= 2]])
+        delays, within = self.alpha[messages % self.messages], self.routes.within[messages % self.messages]
         self._schedule(START, messages[~within], delays[~within])
         self._schedule(ARRIVE, messages[within], delays[within])
+        complete: Numbers = rounds[self.missing[rounds] == 0]
+        return complete
 
     def _arrive(self, messages: Numbers) -> Numbers:
         """Count arrived messages; return the rounds that are now complete."""
@@ -226,17 +221,14 @@ class Play:
         """Schedule an event for each distinct delay."""
         if not len(numbers):
             return
-        if delays.min() == delays.max():
-            self._push(event, numbers, float(delays[0]))
-            return
-        order = np.argsort(delays, kind="stable")
-        starts = np.flatnonzero(np.diff(delays[order], prepend=-1))
-        for delay, some in zip(delays[order][starts], np.split(numbers[order], starts[1:]), strict=True):
-            self._push(event, some, float(delay))
-
-    def _push(self, event: int, numbers: Numbers, delay: float) -> None:
-        self.events_scheduled += 1
-        heappush(self.events, (self.now + delay, self.events_scheduled, event, numbers))
+        distinct, groups = delays[:1], [numbers]
+        if delays.min() < delays.max():
+            order = np.argsort(delays, kind="stable")
+            starts = np.flatnonzero(np.diff(delays[order], prepend=-1))
+            distinct, groups = delays[order][starts], np.split(numbers[order], starts[1:])
+        for delay, some in zip(distinct, groups, strict=True):
+            self.events_scheduled += 1
+            heappush(self.events, (self.now + float(delay), self.events_scheduled, event, some))
 
 
 def _runs(first: Numbers, indices: Numbers) -> tuple[Numbers, Numbers]:
@@ -286,10 +278,6 @@ class Flows:
         self.place = np.empty(routes.pairs, np.int64)
         self.queue = self.flowing = np.empty(0, np.int64)
         self.left, self.rates = np.empty(0), np.empty(0)  # of each message that flows
-
-    def ends(self, now: float) -> Seconds:
-        """Return the seconds at which each message arrives, if rates stay as they are."""
-        return now + self.left / self.rates
 
     def start(self, messages: Numbers) -> None:
         """Queue messages, start the first one of each idle pair of ranks, and recompute the shares of links."""
@@ -418,17 +406,9 @@ class Delay(NamedTuple):
 def critical_path(play: Play) -> tuple[Delay, ...]:
     """Return the waits of the rank that ends last in a play that has run, longest first; none if nothing was to do."""
     seconds: defaultdict[tuple[Cause, str], float] = defaultdict(float)
-    if len(play.ended_at):
-        _walk(play, int(play.ended_at.argmax()), seconds)
-    delays = (Delay(cause, place, took) for (cause, place), took in seconds.items() if took > 0)
-    return tuple(sorted(delays, key=lambda delay: -delay.seconds))
-
-
-def _walk(play: Play, last: int, seconds: defaultdict[tuple[Cause, str], float]) -> None:
-    """Follow what each round waited for, backwards from round `last`; add up seconds by cause and place."""
     workload, routes, busiest = play.workload, play.routes, play.routes.seconds(play.workload)
-    rounds: int | None = last
-    while rounds is not None:
+    rounds = int(play.ended_at.argmax()) if len(play.ended_at) else None
+    while rounds is not None:  # what it has waited for
         current = rounds
         begun, ended = float(play.begun_at[current]), float(play.ended_at[current])
         messages = _messages(play, current)
@@ -454,6 +434,8 @@ def _walk(play: Play, last: int, seconds: defaultdict[tuple[Cause, str], float])
         if rounds is None:
             rank = int(workload.thread[current % workload.rounds]) // workload.lanes
             seconds[Cause.LATE, f"rank {rank}"] += float(play.starts[rank])
+    delays = (Delay(cause, place, took) for (cause, place), took in seconds.items() if took > 0)
+    return tuple(sorted(delays, key=lambda delay: -delay.seconds))
 
 
 def _messages(play: Play, current: int) -> Numbers:

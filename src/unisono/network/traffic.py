@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +36,8 @@ MAX_MESSAGES = 20_000_000
 
 ELEMENT_BYTES = 4
 """Bytes of an element; payloads are cut at multiples of it."""
+
+NUMBERS = {action: index for index, action in enumerate(Action)}
 
 
 @dataclass(frozen=True)
@@ -78,34 +79,9 @@ class Traffic:
         """Index in `by_receiver` of the first message that each round receives, followed by the number of all."""
         return _starts(self.received_in, self.rounds)
 
-    @property
-    def sender(self) -> Numbers:
-        """Rank that sends each message."""
-        return self.thread[self.sent_in] // self.lanes
-
-    @property
-    def receiver(self) -> Numbers:
-        """Rank that receives each message."""
-        return self.thread[self.received_in] // self.lanes
-
 
 def _starts(round_of: Numbers, rounds: int) -> Numbers:
     return np.concatenate([[0], np.cumsum(np.bincount(round_of, minlength=rounds))])
-
-
-class _Ends(NamedTuple):
-    """Ends of all messages, both of each."""
-
-    lanes: int
-    rounds: Numbers
-    """Number of rounds of each rank and lane."""
-    transfers: Numbers
-    """Number of transfers of each round."""
-    action: Numbers
-    """Action of each transfer: 0 for SEND, 1 for RECEIVE, 2 for ADD."""
-    peer: Numbers
-    chunk: Numbers
-    span: Numbers
 
 
 def traffic(algorithm: Algorithm, ranks: int, nbytes: int, piece_bytes: int) -> Traffic:
@@ -115,45 +91,43 @@ def traffic(algorithm: Algorithm, ranks: int, nbytes: int, piece_bytes: int) -> 
     received messages do not match, NetworkError for too many messages.
     """
     cuts = _cut_if_few(algorithm, ranks, nbytes, piece_bytes)
-    ends = _ends_of(algorithm(rank, ranks) for rank in range(ranks))
-    sends, receives = np.flatnonzero(ends.action == 0), np.flatnonzero(ends.action)
-    nbytes_of = _sizes(cuts, nbytes, ends.chunk, ends.span)
-    first_round = np.concatenate([[0], np.cumsum(ends.rounds)])
-    thread = np.repeat(np.arange(len(ends.rounds)), ends.rounds)
-    round_of = np.repeat(np.arange(len(thread)), ends.transfers)
-    lane, rank = thread[round_of] % ends.lanes, thread[round_of] // ends.lanes
-    sent = np.argsort((lane * ranks + rank)[sends] * ranks + ends.peer[sends], kind="stable")
-    taken = np.argsort((lane * ranks + ends.peer)[receives] * ranks + rank[receives], kind="stable")
+    lanes, (rounds, transfers, action, peer, chunk, span) = _ends_of(algorithm(rank, ranks) for rank in range(ranks))
+    sends, receives = np.flatnonzero(action == NUMBERS[Action.SEND]), np.flatnonzero(action != NUMBERS[Action.SEND])
+    nbytes_of = _sizes(cuts, nbytes, chunk, span)
+    first_round = np.concatenate([[0], np.cumsum(rounds)])
+    thread = np.repeat(np.arange(len(rounds)), rounds)
+    round_of = np.repeat(np.arange(len(thread)), transfers)
+    lane, rank = thread[round_of] % lanes, thread[round_of] // lanes
+    sent = sends[np.argsort((lane * ranks + rank)[sends] * ranks + peer[sends], kind="stable")]
+    taken = receives[np.argsort((lane * ranks + peer)[receives] * ranks + rank[receives], kind="stable")]
     if (
         len(sent) != len(taken)
-        or (
-            (ends.span[sends[sent]] != ends.span[receives[taken]])
-            | (rank[sends[sent]] != ends.peer[receives[taken]])
-            | (ends.peer[sends[sent]] != rank[receives[taken]])
-        ).any()
+        or ((span[sent] != span[taken]) | (rank[sent] != peer[taken]) | (peer[sent] != rank[taken])).any()
     ):
         raise ScheduleError(
             f"{len(sends)} messages are sent on {ranks} ranks that do not match the received ones; `verify` says more"
         )
-    received_in = np.empty(len(sends), np.int64)
-    received_in[sent] = round_of[receives[taken]]
-    some = nbytes_of[sends] > 0
-    sums = receives[ends.action[receives] == 2]
+    received_in = np.empty(len(action), np.int64)
+    received_in[sent] = round_of[taken]
+    some = sends[nbytes_of[sends] > 0]
+    sums = np.flatnonzero(action == NUMBERS[Action.ADD])
     return Traffic(
         ranks=ranks,
-        lanes=ends.lanes,
+        lanes=lanes,
         pieces=cuts.pieces,
         first_round=first_round,
         thread=thread,
-        sent_in=round_of[sends][some],
+        sent_in=round_of[some],
         received_in=received_in[some],
-        nbytes=nbytes_of[sends][some],
+        nbytes=nbytes_of[some],
         added=np.bincount(round_of[sums], nbytes_of[sums], minlength=len(thread)).astype(np.float64),
     )
 
 
-def _ends_of(programs: Iterable[Program]) -> _Ends:
-    """Return the ends of the programs of ranks 0, 1, ... Raises ScheduleError for different numbers of lanes."""
+def _ends_of(programs: Iterable[Program]) -> tuple[int, list[Numbers]]:
+    """Return the number of lanes of the programs of ranks 0, 1, ..., and the ends of their messages: the number of
+    rounds of each rank and lane, that of transfers of each round, and of each transfer its action, by NUMBERS, peer,
+    chunk and span. Raises ScheduleError for different numbers of lanes."""
     rounds, transfers, action, peer, chunk, span = (array("i") for _ in range(6))
     lanes = 0
     for program in programs:
@@ -164,16 +138,11 @@ def _ends_of(programs: Iterable[Program]) -> _Ends:
             rounds.append(len(lane))
             transfers.extend(map(len, lane))
             flat = list(chain.from_iterable(lane))
-            action.extend([_number(t[0]) for t in flat])
+            action.extend([NUMBERS[t[0]] for t in flat])
             peer.extend([t[1] for t in flat])
             chunk.extend([t[2] for t in flat])
             span.extend([t[3] for t in flat])
-    columns = (np.array(column, np.int64) for column in (rounds, transfers, action, peer, chunk, span))
-    return _Ends(lanes, *columns)
-
-
-def _number(action: Action) -> int:
-    return 0 if action is Action.SEND else 1 if action is Action.RECEIVE else 2
+    return lanes, [np.array(column, np.int64) for column in (rounds, transfers, action, peer, chunk, span)]
 
 
 def _cut_if_few(algorithm: Algorithm, ranks: int, nbytes: int, piece_bytes: int) -> Cut:
@@ -211,7 +180,10 @@ class Routes:
         node = np.array(placement.node_of_rank)
         supernode = np.array(placement.supernodes or (0,) * len(placement.nodes))
         self.nodes, self.supernodes = len(placement.nodes), int(supernode.max()) + 1
-        from_node, to_node = node[workload.sender], node[workload.receiver]
+        sender, receiver = (
+            workload.thread[rounds] // workload.lanes for rounds in (workload.sent_in, workload.received_in)
+        )
+        from_node, to_node = node[sender], node[receiver]
         self.within = from_node == to_node
         across = supernode[from_node] != supernode[to_node]
         rates = [1 / (float(network.beta) * factor) for factor in uneven.factors(placement)]
@@ -221,7 +193,7 @@ class Routes:
             into = 2 * self.nodes + self.supernodes + supernode[to_node]
             links += [np.where(across, link, unlimited) for link in (out, into)]
         limits += [1 / float(network.uplink_beta or 0) if network.oversubscribed else np.inf] * (2 * self.supernodes)
-        ends, self.pair = np.unique(workload.sender * workload.ranks + workload.receiver, return_inverse=True)
+        ends, self.pair = np.unique(sender * workload.ranks + receiver, return_inverse=True)
         self.pairs = len(ends)
         self.links = np.stack(links, axis=1)
         self.capacities = np.array([*limits, np.inf])

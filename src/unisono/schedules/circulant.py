@@ -16,12 +16,10 @@ The reduce-scatter is the same backwards: a rank sends away what it would have t
 
 Where p is a power of two, as here, partners exchange: a pair waits for each other once a round. The largest messages
 go between neighbours, which often share a switch. For other p, a range of chunks that goes beyond the last one is two
-transfers.
+transfers. Used for short payloads, whose time is that of their rounds.
 
-Rounds: 2 ceil(log2 p). Bytes sent by each rank: 2n(p-1)/p. Used for short payloads, whose time is that of their rounds.
-
-A broadcast sends each rank its chunk down the tree, and then gathers; a reduction is that backwards. Rounds: up to
-2 ceil(log2 p). Bytes sent by the root: 2n(p-1)/p, where the tree sends n log2 p.
+A broadcast sends each rank its chunk down the tree, and then gathers; a reduction is that backwards. The root sends
+2n(p-1)/p bytes, where the tree sends n log2 p.
 
 An all-to-all hands chunks on. 4 ranks; from rank 0 chunk 3 goes a distance of 3 = 1 + 2, chunk 1 of 1, chunk 2 of 2:
 
@@ -32,15 +30,13 @@ An all-to-all hands chunks on. 4 ranks; from rank 0 chunk 3 goes a distance of 3
     rank 3  0→0 2→0 6←2 15←2  1→1 15→1 5←1 4←1
 
 Chunk 15, of the distance 3, is on its way; chunk 4 + s came from rank s. Through sockets, what goes to one rank in a
-round is one message. Rounds: ceil(log2 p), where `direct` sends p-1 messages. Bytes sent by each rank: up to
-n/2 ceil(log2 p).
+round is one message.
 Source: Träff, 2023; Bruck and others, 1997; van de Geijn, 1994.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 from unisono.placement import Placement
 from unisono.schedules.numbering import renumber
@@ -148,39 +144,26 @@ def _landing(ranks: int) -> int:
     return max((count for _, count in _steps(ranks)), default=1)
 
 
-class _Partners(NamedTuple):
-    """A rank's partners in a round of an all-gather, and the chunks that go to and come from them."""
+def _give(rank: int, ranks: int, backwards: bool = False) -> Lane:
+    """Return the rounds of an all-gather; `backwards`, they are those of the reduce-scatter."""
 
-    behind: int
-    given: int
-    """First chunk that goes to the rank behind."""
-    ahead: int
-    taken: int
-    """First chunk that comes from the rank ahead."""
+    def turn(distance: int, count: int) -> Round:
+        """`given` and `taken` are a partner, and the first of the chunks that go to it or come from it."""
+        behind, ahead = (rank - distance) % ranks, (rank + distance) % ranks
+        given, taken = (behind, rank), (ahead, ahead)
+        if not ranks & (ranks - 1):
+            partner = rank ^ distance
+            given, taken = (partner, rank & -distance), (partner, partner & -distance)
+        if backwards:
+            return (*_range(send, *taken, count, ranks), *_range(add, *given, count, ranks))
+        return (*_range(send, *given, count, ranks), *_range(receive, *taken, count, ranks))
 
-
-def _partners(rank: int, ranks: int, distance: int) -> _Partners:
-    if ranks & (ranks - 1):
-        ahead = (rank + distance) % ranks
-        return _Partners((rank - distance) % ranks, rank, ahead, ahead)
-    partner = rank ^ distance
-    return _Partners(partner, rank & -distance, partner, partner & -distance)
-
-
-def _give(rank: int, ranks: int) -> Lane:
-    def turn(distance: int, count: int) -> tuple[Transfer, ...]:
-        behind, given, ahead, taken = _partners(rank, ranks, distance)
-        return (*_range(send, behind, given, count, ranks), *_range(receive, ahead, taken, count, ranks))
-
-    return tuple(turn(*step) for step in _steps(ranks))
+    steps = _steps(ranks)
+    return tuple(turn(*step) for step in (reversed(steps) if backwards else steps))
 
 
 def _collect(rank: int, ranks: int) -> Lane:
-    def turn(distance: int, count: int) -> tuple[Transfer, ...]:
-        behind, given, ahead, taken = _partners(rank, ranks, distance)
-        return (*_range(send, ahead, taken, count, ranks), *_range(add, behind, given, count, ranks))
-
-    return tuple(turn(*step) for step in reversed(_steps(ranks)))
+    return _give(rank, ranks, backwards=True)
 
 
 def _range(

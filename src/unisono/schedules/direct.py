@@ -10,15 +10,15 @@
     rank 2  3→3 0→0 1→1 +2←3 +2←0 +2←1  2→3 2→0 2→1 3←3 0←0 1←1
     rank 3  0→0 1→1 2→2 +3←0 +3←1 +3←2  3→0 3→1 3→2 0←0 1←1 2←2
 
-Rounds: 2. Bytes sent by each rank: 2n(p-1)/p. One rank sums a chunk in one operation, so a sum is rounded once:
-Theano-MPI (section 3.2) builds ASA, and ASA16 with float16 messages, on this. Between two rounds only its owner
-accesses a chunk; on shared memory both rounds can therefore be one pass (`transports/fused.py`).
+One rank sums a chunk in one operation, so a sum is rounded once: Theano-MPI (section 3.2) builds ASA, and ASA16 with
+float16 messages, on this. Between two rounds only its owner accesses a chunk; on shared memory both rounds can
+therefore be one pass (`transports/fused.py`).
 
 `all_to_all` is a round of the same form without sums: chunk d goes to rank d, where it is chunk p+r.
 """
 
 from unisono.placement import Placement
-from unisono.schedules.schedule import Family, Program, Round, add, receive, send
+from unisono.schedules.schedule import Family, Program, Round, add, others, receive, send
 
 
 def family(_: Placement, __: str) -> Family:
@@ -53,21 +53,16 @@ def direct(rank: int, ranks: int) -> Program:
 
 def all_to_all(rank: int, ranks: int) -> Program:
     """Return an all-to-all: chunk d goes to rank d, chunk p+s comes from rank s. 1 round; the own chunk is not sent."""
-    others = _others(rank, ranks)
-    once = (*(send(peer, peer) for peer in others), *(receive(peer, ranks + peer) for peer in others))
-    return Program(2 * ranks, ((once,),) if others else ((),))
+    peers = others(rank, ranks)
+    once = (*(send(peer, peer) for peer in peers), *(receive(peer, ranks + peer) for peer in peers))
+    return Program(2 * ranks, ((once,),) if peers else ((),))
 
 
 def _collect(rank: int, ranks: int) -> Round:
-    others = _others(rank, ranks)
-    return (*(send(peer, peer) for peer in others), *(add(peer, rank) for peer in others))
+    peers = others(rank, ranks)
+    return (*(send(peer, peer) for peer in peers), *(add(peer, rank) for peer in peers))
 
 
 def _give(rank: int, ranks: int) -> Round:
-    others = _others(rank, ranks)
-    return (*(send(peer, rank) for peer in others), *(receive(peer, peer) for peer in others))
-
-
-def _others(rank: int, ranks: int) -> list[int]:
-    """Return the other ranks, beginning with the next one, so that no rank is the first of all others."""
-    return [(rank + k) % ranks for k in range(1, ranks)]
+    peers = others(rank, ranks)
+    return (*(send(peer, rank) for peer in peers), *(receive(peer, peer) for peer in peers))

@@ -10,12 +10,11 @@
     rank 2  0→3 0→0 0→1 +0←3 +0←0 +0←1
     rank 3  0→0 0→1 0→2 +0←0 +0←1 +0←2
 
-Rounds: 1. Bytes sent by each rank: n(p-1). The contributions of a round are summed in the order of ranks, so all ranks
-end with the same bits, equal to those of `direct`.
+The contributions of a round are summed in the order of ranks, so all ranks end with the same bits as by `direct`.
 """
 
 from unisono.placement import Placement
-from unisono.schedules.schedule import Family, Program, add, send
+from unisono.schedules.schedule import Family, Program, add, others, send
 
 
 def family(_: Placement, __: str) -> Family:
@@ -30,6 +29,6 @@ def worth(_: str, __: Placement, ___: str) -> bool:
 
 def flat(rank: int, ranks: int) -> Program:
     """Return an allreduce in one round."""
-    others = [(rank + k) % ranks for k in range(1, ranks)]
-    once = (*(send(peer, 0) for peer in others), *(add(peer, 0) for peer in others))
-    return Program(1, ((once,),) if others else ((),), max(1, len(others)))
+    peers = others(rank, ranks)
+    once = (*(send(peer, 0) for peer in peers), *(add(peer, 0) for peer in peers))
+    return Program(1, ((once,),) if peers else ((),), max(1, len(peers)))

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -104,16 +105,14 @@ class Family(NamedTuple):
     Chunks from 2p on, as many more as p or some times p, are those on their way to another rank."""
 
 
-def send(peer: int, chunk: int, span: int = 1) -> Transfer:
-    """Return a transfer that sends the chunks to `peer`."""
-    return Transfer(Action.SEND, peer, chunk, span)
+def others(rank: int, ranks: int) -> list[int]:
+    """Return the other ranks, beginning with the next one, so that no rank is the first of all others."""
+    return [*range(rank + 1, ranks), *range(rank)]
 
 
-def receive(peer: int, chunk: int, span: int = 1) -> Transfer:
-    """Return a transfer that replaces the chunks by those from `peer`."""
-    return Transfer(Action.RECEIVE, peer, chunk, span)
-
-
-def add(peer: int, chunk: int, span: int = 1) -> Transfer:
-    """Return a transfer that sums the chunks from `peer` into the own ones."""
-    return Transfer(Action.ADD, peer, chunk, span)
+send = partial(Transfer, Action.SEND)
+"""Function (peer, chunk, span = 1) that returns a transfer that sends the chunks to `peer`."""
+receive = partial(Transfer, Action.RECEIVE)
+"""Likewise one that replaces the chunks by those from `peer`."""
+add = partial(Transfer, Action.ADD)
+"""Likewise one that sums the chunks from `peer` into the own ones."""

@@ -240,28 +240,25 @@ def check_program(rank: int, ranks: int, program: Program, first: Program) -> No
 
 def check_placement(rank: int, program: Program, placement: Placement) -> None:
     """Check the fields of a program that depend on the placement: `columns`, `landing_remote` and `steady`."""
-    a_column = len(program.lanes) // program.columns
-    adding = {
-        index // a_column
-        for index, lane in enumerate(program.lanes)
-        if any(move.action is Action.ADD for moves in lane for move in moves)
-    }
+    a_column, node = len(program.lanes) // program.columns, placement.node_of(rank)
+    rounds = [(index // a_column, moves) for index, lane in enumerate(program.lanes) for moves in lane]
+    adding = {column for column, moves in rounds if any(move.action is Action.ADD for move in moves)}
     if program.columns > 1 and len(adding) > 1:
         raise ScheduleError(f"rank {rank} adds in the lanes of columns {sorted(adding)}; at most one is allowed")
-    node = placement.node_of(rank)
-    for moves in (moves for lane in program.lanes for moves in lane):
-        from_far = [t.span for t in moves if t.action is Action.ADD and placement.node_of(t.peer) != node]
-        if program.landing_remote is not None and sum(from_far) > program.landing_remote:
-            landing = f"{sum(from_far)} chunks are received at once from other nodes"
-            raise ScheduleError(f"rank {rank}: {landing}; the program's limit is {program.landing_remote}")
-    sources = {
-        move.peer for lane in program.lanes for moves in lane for move in moves if move.action is not Action.SEND
-    }
-    far = sorted(peer for peer in sources if placement.node_of(peer) != placement.node_of(rank))
-    if program.steady and len(far) > 2:
+    sources = set[int]()
+    for _, moves in rounds:
+        far = [move for move in moves if move.action is not Action.SEND and placement.node_of(move.peer) != node]
+        sources |= {move.peer for move in far}
+        landing = sum(move.span for move in far if move.action is Action.ADD)
+        if program.landing_remote is not None and landing > program.landing_remote:
+            raise ScheduleError(
+                f"rank {rank}: {landing} chunks are received at once from other nodes; "
+                f"the program's limit is {program.landing_remote}"
+            )
+    if program.steady and len(sources) > 2:
         raise ScheduleError(
-            f"rank {rank} receives from ranks {far} of other nodes, which is not steady: set steady=False, or let each "
-            "rank receive from at most 2"
+            f"rank {rank} receives from ranks {sorted(sources)} of other nodes, which is not steady: set steady=False, "
+            "or let each rank receive from at most 2"
         )
 
 

@@ -150,18 +150,19 @@ void sum_exactly(const Row *row, Py_ssize_t more) {
 
 /* The steps by themselves, for tensors: addresses, then numbers, as the functions of these names in `exact.py`. */
 
+/* Call a function for numbers of 4 or 8 bytes, without Python's lock. */
+#define CALL(FUNCTION, ...)                                                                                            \
+    Py_BEGIN_ALLOW_THREADS                                                                                             \
+    if (itemsize == 4) FUNCTION##_float32(__VA_ARGS__);                                                                \
+    else FUNCTION##_float64(__VA_ARGS__);                                                                              \
+    Py_END_ALLOW_THREADS
+
 static PyObject *measure(PyObject *module, PyObject *arguments) {
     long long values, length, maxima;
     double weight;
     int itemsize;
     if (!PyArg_ParseTuple(arguments, "iLLdL", &itemsize, &values, &length, &weight, &maxima)) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    if (itemsize == 4) {
-        measure_float32((void *)(intptr_t)values, length, (float)weight, (void *)(intptr_t)maxima);
-    } else {
-        measure_float64((void *)(intptr_t)values, length, weight, (void *)(intptr_t)maxima);
-    }
-    Py_END_ALLOW_THREADS
+    CALL(measure, (void *)(intptr_t)values, length, weight, (void *)(intptr_t)maxima)
     Py_RETURN_NONE;
 }
 
@@ -173,13 +174,7 @@ static PyObject *encode(PyObject *module, PyObject *arguments) {
                           &into, &add))
         return NULL;
     void *from = (void *)(intptr_t)values, *exponents = (void *)(intptr_t)maxima, *to = (void *)(intptr_t)into;
-    Py_BEGIN_ALLOW_THREADS
-    if (itemsize == 4) {
-        encode_float32(from, length, inside, exponents, bits_of(30, summands), (float)weight, to, add);
-    } else {
-        encode_float64(from, length, inside, exponents, bits_of(62, summands), weight, to, add);
-    }
-    Py_END_ALLOW_THREADS
+    CALL(encode, from, length, inside, exponents, bits_of(8 * itemsize - 2, summands), weight, to, add)
     Py_RETURN_NONE;
 }
 
@@ -189,13 +184,7 @@ static PyObject *decode(PyObject *module, PyObject *arguments) {
     if (!PyArg_ParseTuple(arguments, "iLLLLLL", &itemsize, &sums, &length, &inside, &maxima, &summands, &into))
         return NULL;
     void *from = (void *)(intptr_t)sums, *exponents = (void *)(intptr_t)maxima, *to = (void *)(intptr_t)into;
-    Py_BEGIN_ALLOW_THREADS
-    if (itemsize == 4) {
-        decode_float32(from, length, inside, exponents, bits_of(30, summands), to);
-    } else {
-        decode_float64(from, length, inside, exponents, bits_of(62, summands), to);
-    }
-    Py_END_ALLOW_THREADS
+    CALL(decode, from, length, inside, exponents, bits_of(8 * itemsize - 2, summands), to)
     Py_RETURN_NONE;
 }
 

@@ -350,9 +350,4 @@ static PyType_Spec messenger_spec = {
     messenger_slots,
 };
 
-int add_messenger(PyObject *module) {
-    PyObject *type = PyType_FromSpec(&messenger_spec);
-    int failed = type == NULL || PyModule_AddObjectRef(module, "Messenger", type) < 0;
-    Py_XDECREF(type);
-    return failed ? -1 : 0;
-}
+int add_messenger(PyObject *module) { return add_type(module, &messenger_spec); }

@@ -102,13 +102,15 @@ static PyObject *find_recent(Ready *self, PyObject *parameters, PyObject *tensor
     return NULL;
 }
 
-static PyObject *key_of(PyObject *parameters, PyObject *const *tensors, Py_ssize_t count, int *plain) {
+/* Return a new key; NULL if a tensor is not plain, or with an error. */
+static PyObject *key_of(PyObject *parameters, PyObject *const *tensors, Py_ssize_t count) {
     Py_ssize_t first = PyTuple_GET_SIZE(parameters);
     PyObject *key = PyTuple_New(first + 3 * count);
     if (key == NULL) return NULL;
     for (Py_ssize_t i = 0; i < first; i++) PyTuple_SET_ITEM(key, i, Py_NewRef(PyTuple_GET_ITEM(parameters, i)));
-    *plain = 1;
-    for (Py_ssize_t i = 0; i < count && *plain > 0; i++) *plain = describe(key, first + 3 * i, tensors[i]);
+    int plain = 1;
+    for (Py_ssize_t i = 0; i < count && plain > 0; i++) plain = describe(key, first + 3 * i, tensors[i]);
+    if (plain <= 0) Py_CLEAR(key);
     return key;
 }
 
@@ -145,11 +147,10 @@ static PyObject *ready_play(PyObject *object, PyObject *const *arguments, Py_ssi
     }
     PyObject *found = count == 2 ? find_recent(self, arguments[0], arguments[1]) : NULL, *played = NULL;
     if (found == NULL && !PyErr_Occurred()) {
-        int plain = 0;
-        PyObject *key = key_of(arguments[0], arguments + 1, count - 1, &plain);
-        found = plain > 0 ? PyDict_GetItemWithError(self->plays, key) : NULL;
+        PyObject *key = key_of(arguments[0], arguments + 1, count - 1);
+        found = key != NULL ? PyDict_GetItemWithError(self->plays, key) : NULL;
         Py_XINCREF(found);
-        if (plain > 0 && found == NULL && !PyErr_Occurred() && PyDict_GET_SIZE(self->starts) > 0) {
+        if (key != NULL && found == NULL && !PyErr_Occurred() && PyDict_GET_SIZE(self->starts) > 0) {
             played = start_anywhere(self, key, PyTuple_GET_SIZE(arguments[0]));
             if (played == NULL && PyErr_Occurred()) {
                 Py_DECREF(key);
@@ -180,24 +181,24 @@ static PyObject *ready_clear(PyObject *object, PyObject *none) {
     Py_RETURN_NONE;
 }
 
+/* Return the key of what is kept: arguments are its parameters, a function, and plain tensors; NULL as `key_of`. */
+static PyObject *key_to_keep(PyObject *const *arguments, Py_ssize_t count) {
+    if (count >= 3 && PyTuple_Check(arguments[0])) return key_of(arguments[0], arguments + 2, count - 2);
+    PyErr_SetString(PyExc_TypeError, "a tuple, a function and tensors are added");
+    return NULL;
+}
+
+static PyObject *none_unless_failed(void) { return PyErr_Occurred() ? NULL : Py_NewRef(Py_None); }
+
 /* add(parameters, play, *tensors): keep the play of plain tensors; of too many, all others are dropped. */
 static PyObject *ready_add(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     Ready *self = (Ready *)object;
-    if (count < 3 || !PyTuple_Check(arguments[0])) {
-        PyErr_SetString(PyExc_TypeError, "add takes a tuple, a function and tensors");
-        return NULL;
-    }
-    int plain = 0;
-    PyObject *key = key_of(arguments[0], arguments + 2, count - 2, &plain);
-    if (key == NULL || plain < 0) {
-        Py_XDECREF(key);
-        return NULL;
-    }
+    PyObject *key = key_to_keep(arguments, count);
+    if (key == NULL) return none_unless_failed();
     if (PyDict_GET_SIZE(self->plays) >= self->largest) Py_DECREF(ready_clear(object, NULL));
-    int failed = plain && PyDict_SetItem(self->plays, key, arguments[1]) < 0;
+    int failed = PyDict_SetItem(self->plays, key, arguments[1]) < 0;
     Py_DECREF(key);
-    if (failed) return NULL;
-    if (plain && count == 3) {
+    if (!failed && count == 3) {
         Recent *recent = place_of(self, arguments[2]);
         forget(recent);
         recent->tensor = PyWeakref_NewRef(arguments[2], NULL);
@@ -207,33 +208,22 @@ static PyObject *ready_add(PyObject *object, PyObject *const *arguments, Py_ssiz
         recent->address = number_of(PyObject_CallMethodNoArgs(arguments[2], names[DATA_PTR]));
         recent->nbytes = number_of(PyObject_GetAttr(arguments[2], names[NBYTES]));
         recent->is_complex = is(PyObject_CallMethodNoArgs(arguments[2], names[IS_COMPLEX]), Py_True);
-        if (PyErr_Occurred()) {
-            forget(recent);
-            return NULL;
-        }
+        if (PyErr_Occurred()) forget(recent);
     }
-    Py_RETURN_NONE;
+    return none_unless_failed();
 }
 
 /* add_anywhere(parameters, start, *tensors): keep a function of the first and the last one's address for all plain
    tensors of these lengths and dtypes. */
 static PyObject *ready_add_anywhere(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     Ready *self = (Ready *)object;
-    if (count < 3 || !PyTuple_Check(arguments[0])) {
-        PyErr_SetString(PyExc_TypeError, "add_anywhere takes a tuple, a function and tensors");
-        return NULL;
-    }
-    int plain = 0;
-    PyObject *key = key_of(arguments[0], arguments + 2, count - 2, &plain);
-    int failed = key == NULL || plain < 0;
-    if (!failed && plain) {
-        if (PyDict_GET_SIZE(self->starts) >= self->largest) PyDict_Clear(self->starts);
-        forget_addresses(key, PyTuple_GET_SIZE(arguments[0]));
-        failed = PyDict_SetItem(self->starts, key, arguments[1]) < 0;
-    }
-    Py_XDECREF(key);
-    if (failed) return NULL;
-    Py_RETURN_NONE;
+    PyObject *key = key_to_keep(arguments, count);
+    if (key == NULL) return none_unless_failed();
+    if (PyDict_GET_SIZE(self->starts) >= self->largest) PyDict_Clear(self->starts);
+    forget_addresses(key, PyTuple_GET_SIZE(arguments[0]));
+    PyDict_SetItem(self->starts, key, arguments[1]);
+    Py_DECREF(key);
+    return none_unless_failed();
 }
 
 static PyObject *ready_new(PyTypeObject *type, PyObject *arguments, PyObject *named) {
@@ -309,8 +299,5 @@ static PyType_Spec ready_spec = {
 int add_ready(PyObject *module) {
     for (int i = 0; i < NAMES; i++)
         if ((names[i] = PyUnicode_InternFromString(spelled[i])) == NULL) return -1;
-    PyObject *type = PyType_FromSpec(&ready_spec);
-    int failed = type == NULL || PyModule_AddObjectRef(module, "Ready", type) < 0;
-    Py_XDECREF(type);
-    return failed ? -1 : 0;
+    return add_type(module, &ready_spec);
 }

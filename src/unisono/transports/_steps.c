@@ -207,10 +207,8 @@ static PyType_Spec player_spec = {
     "unisono.transports._steps.Player", sizeof(Player), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, player_slots,
 };
 
-static PyTypeObject *player_type;
-
 PyObject *start_play(PyObject *found) {
-    return Py_IS_TYPE(found, player_type) ? play((Player *)found) : PyObject_CallNoArgs(found);
+    return Py_TYPE(found)->tp_call == player_call ? play((Player *)found) : PyObject_CallNoArgs(found);
 }
 
 static PyObject *poll_word(PyObject *module, PyObject *arguments) {
@@ -231,10 +229,15 @@ static PyMethodDef player_functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
+int add_type(PyObject *module, PyType_Spec *spec) {
+    PyObject *type = PyType_FromSpec(spec);
+    int failed = type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0;
+    Py_XDECREF(type);
+    return failed ? -1 : 0;
+}
+
 int add_player(PyObject *module) {
-    player_type = (PyTypeObject *)PyType_FromSpec(&player_spec);
-    if (player_type == NULL || PyModule_AddFunctions(module, player_functions) < 0) return -1;
-    return PyModule_AddObjectRef(module, "Player", (PyObject *)player_type);
+    return PyModule_AddFunctions(module, player_functions) < 0 ? -1 : add_type(module, &player_spec);
 }
 
 static int fill(PyObject *module) {

@@ -47,6 +47,7 @@ static inline Py_ssize_t count_more(const Row *row, const Row *end) {
 }
 
 /* Make the types or functions of a file, and add them to the module. Return -1 with an error. */
+int add_type(PyObject *module, PyType_Spec *spec);
 int add_player(PyObject *module);
 int add_exact(PyObject *module);
 int add_ready(PyObject *module);

@@ -56,35 +56,17 @@ REDUCE(sum_int64, uint64, uint64_t, SAME, SAME, ADDED)
 REDUCE(maximum_int32, int32, int32_t, SAME, SAME, LARGER)
 REDUCE(maximum_int64, int64, int64_t, SAME, SAME, LARGER)
 
+/* By kind; NULL for rows that are no reductions. */
+static void (*const REDUCTIONS[])(const Row *row, Py_ssize_t more) = {
+    [SUM_FLOAT32] = sum_float32,        [SUM_FLOAT64] = sum_float64,     [SUM_BFLOAT16] = sum_bfloat16,
+    [SUM_INT32] = sum_int32,            [SUM_INT64] = sum_int64,         [MAXIMUM_INT32] = maximum_int32,
+    [MAXIMUM_INT64] = maximum_int64,    [EXACT_FLOAT32] = sum_exactly,   [EXACT_FLOAT64] = sum_exactly,
+};
+
 void move(const Row *row, Py_ssize_t more) {
-    switch (row->kind) {
-    case COPY:
+    if (row->kind == COPY) {
         memcpy((void *)(intptr_t)row->into, (const void *)(intptr_t)row->one, (size_t)row->count);
-        break;
-    case SUM_FLOAT32:
-        sum_float32(row, more);
-        break;
-    case SUM_FLOAT64:
-        sum_float64(row, more);
-        break;
-    case SUM_BFLOAT16:
-        sum_bfloat16(row, more);
-        break;
-    case SUM_INT32:
-        sum_int32(row, more);
-        break;
-    case SUM_INT64:
-        sum_int64(row, more);
-        break;
-    case MAXIMUM_INT32:
-        maximum_int32(row, more);
-        break;
-    case MAXIMUM_INT64:
-        maximum_int64(row, more);
-        break;
-    case EXACT_FLOAT32:
-    case EXACT_FLOAT64:
-        sum_exactly(row, more);
-        break;
+    } else if (REDUCTIONS[row->kind] != NULL) {
+        REDUCTIONS[row->kind](row, more);
     }
 }

@@ -45,19 +45,11 @@ MOVABLE_DTYPES = {**NUMPY_DTYPES, torch.complex128: np.dtype(np.complex128)}
 """Dtypes that can be moved; there is one of every element size."""
 
 
-def _minimum(first: Array, second: Array, into: Array) -> None:
-    np.minimum(first, second, out=into)
-
-
-def _maximum(first: Array, second: Array, into: Array) -> None:
-    np.maximum(first, second, out=into)
-
-
 NUMPY_OPS: dict[str, Callable[..., Any]] = {
     "sum": np.add,
     "product": np.multiply,
-    "minimum": _minimum,
-    "maximum": _maximum,
+    "minimum": lambda first, second, into: np.minimum(first, second, out=into),
+    "maximum": lambda first, second, into: np.maximum(first, second, out=into),
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
@@ -92,15 +84,9 @@ class Arithmetic(Protocol):
         """
 
 
-def _silenced() -> Context:
-    """Return a context in which NumPy does not report overflows."""
-    context = Context()
-    context.run(np.seterr, all="ignore")
-    return context
-
-
-_SILENT = _silenced()
-"""Context of which steps run in copies: two threads cannot enter one context at once."""
+_SILENT = Context()
+_SILENT.run(np.seterr, all="ignore")
+"""Context in which NumPy does not report overflows. Steps run in copies: two threads cannot enter one at once."""
 
 
 def perform(steps: Iterable[Step]) -> None:

@@ -24,7 +24,6 @@ import ctypes
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -72,14 +71,9 @@ def open_cross_memory(comm: MPI.Intracomm, signals: Signals) -> CrossMemory | No
     return cross if allreduce_min(comm, readable) else None  # and `proof` lives until all have read it
 
 
-class Piece(NamedTuple):
-    """Piece of a rank's own chunk."""
-
-    offset: int
-    """Bytes before it in the payload."""
-    nbytes: int
-    steps: list[Step]
-    """Steps that reduce it, once the others' were read into the scratch memory."""
+Piece = tuple[int, int, list[Step]]
+"""Piece of a rank's own chunk: the bytes before it in the payload, its bytes, and the steps that reduce it once the
+others' were read into the scratch memory."""
 
 
 class CrossMemory:
@@ -88,16 +82,9 @@ class CrossMemory:
     def __init__(self, signals: Signals, processes: Sequence[int]) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         self._read, self._write = libc.process_vm_readv, libc.process_vm_writev
+        vectors = ctypes.c_void_p, ctypes.c_ulong
         for function in (self._read, self._write):
-            function.restype = ctypes.c_ssize_t
-            function.argtypes = (
-                ctypes.c_int,
-                ctypes.c_void_p,
-                ctypes.c_ulong,
-                ctypes.c_void_p,
-                ctypes.c_ulong,
-                ctypes.c_ulong,
-            )
+            function.restype, function.argtypes = ctypes.c_ssize_t, (ctypes.c_int, *vectors, *vectors, ctypes.c_ulong)
         self.signals, self._processes = signals, processes
         self._addresses = [[line[:8].cast("q") for line in lines] for lines in signals.inline]
         self.others = [rank for rank in range(signals.size) if rank != signals.rank]
@@ -125,25 +112,23 @@ class CrossMemory:
 
     def read_and_reduce(self, addresses: Sequence[int], piece: Piece) -> None:
         """Reduce a piece of the payloads at the `addresses` of all ranks."""
+        offset, nbytes, steps = piece
         for rank, into in self._into.items():
-            self.read(rank, addresses[rank] + piece.offset, into, piece.nbytes)
-        perform(piece.steps)
+            self.read(rank, addresses[rank] + offset, into, nbytes)
+        perform(steps)
 
     def exchange_addresses(self, barrier: Callable[[], None], address: int, nbytes: int) -> list[int] | None:
         """Enter a barrier, and return the addresses of the payloads of all ranks.
 
         None on all ranks if the kernel does not copy one of them: memory of a device driver, or secret memory.
         """
-        line = self._addresses[(self.signals.sequence + 1) & 1]
-        line[self.signals.rank][0] = address if self._may_copy(address, nbytes) else 0
+        line, rank = self._addresses[(self.signals.sequence + 1) & 1], self.signals.rank
+        ends = (address, address + nbytes - 1) if nbytes else ()
+        copied = all(self.try_read(rank, end, self._byte.ctypes.data, 1) for end in ends)
+        line[rank][0] = address if copied else 0
         barrier()
         addresses = [slot[0] for slot in line]
         return addresses if all(addresses) else None
-
-    def _may_copy(self, address: int, nbytes: int) -> bool:
-        """Return True if the kernel copies the first and the last of the own bytes at `address`."""
-        ends = (address, address + nbytes - 1) if nbytes else ()
-        return all(self.try_read(self.signals.rank, end, self._byte.ctypes.data, 1) for end in ends)
 
     def _copy(self, function: Callable[..., int], rank: int, remote: int, local: int, nbytes: int) -> int:
         local_iov, remote_iov = _IoVec(local, nbytes), _IoVec(remote, nbytes)
@@ -194,8 +179,9 @@ def _allreduce(cross: CrossMemory, plan: Plan, address: int, _: int) -> Move:
     def move(addresses: Sequence[int]) -> None:
         for piece in pieces:
             cross.read_and_reduce(addresses, piece)
+            offset, nbytes, _ = piece
             for rank in cross.others:
-                cross.write(rank, addresses[rank] + piece.offset, address + piece.offset, piece.nbytes)
+                cross.write(rank, addresses[rank] + offset, address + offset, nbytes)
 
     return move
 
@@ -211,7 +197,7 @@ def _plan_pieces(cross: CrossMemory, plan: Plan, address: int, target: int | Non
         into = chunk if target is None else arithmetic.view(MPI.memory.fromaddress(target + offset - start, nbytes))
         read = {peer: arithmetic.view(memory[:nbytes]) for peer, memory in cross.scratch.items()}
         sources = [chunk if peer == rank else read[peer] for peer in range(cross.signals.size)]
-        pieces.append(Piece(offset, nbytes, arithmetic.reduce(sources, into, sources[0])))
+        pieces.append((offset, nbytes, arithmetic.reduce(sources, into, sources[0])))
     return pieces
 
 
@@ -227,39 +213,39 @@ def _reduce_scatter(cross: CrossMemory, plan: Plan, source: int, target: int) ->
     return move
 
 
-def _all_gather(cross: CrossMemory, plan: Plan, _: int, target: int) -> Move:
-    """Return an all_gather, in place: the source is the own chunk of the target."""
-    size, itemsize = cross.signals.size, plan.dtype.itemsize
-    ends = [[itemsize * end for end in bounds(plan.length, size, rank)] for rank in range(size)]
+def _reads(cross: CrossMemory, parts: Sequence[tuple[int, int, int, int]]) -> Move:
+    """Return the move that reads parts of payloads: rank, bytes before it there, own address, bytes."""
 
     def move(addresses: Sequence[int]) -> None:
-        for rank in cross.others:
-            start, stop = ends[rank]
-            cross.read(rank, addresses[rank] + start, target + start, stop - start)
+        for rank, offset, into, nbytes in parts:
+            cross.read(rank, addresses[rank] + offset, into, nbytes)
 
     return move
 
 
+def _all_gather(cross: CrossMemory, plan: Plan, _: int, target: int) -> Move:
+    """Return an all_gather, in place: the source is the own chunk of the target."""
+    size, itemsize = cross.signals.size, plan.dtype.itemsize
+    ends = [(rank, *(itemsize * end for end in bounds(plan.length, size, rank))) for rank in cross.others]
+    return _reads(cross, [(rank, start, target + start, stop - start) for rank, start, stop in ends])
+
+
 def _all_to_all(cross: CrossMemory, plan: Plan, source: int, target: int) -> Move:
     """Return an all_to_all, from the source to the target."""
-    this_rank, each = cross.signals.rank, plan.nbytes // cross.signals.size
+    each = plan.nbytes // cross.signals.size
+    own = cross.signals.rank * each
+    read = _reads(cross, [(rank, own, target + rank * each, each) for rank in cross.others])
 
     def move(addresses: Sequence[int]) -> None:
-        for rank in cross.others:
-            cross.read(rank, addresses[rank] + this_rank * each, target + rank * each, each)
-        bytes_at(target + this_rank * each, each)[:] = bytes_at(source + this_rank * each, each)
+        read(addresses)
+        bytes_at(target + own, each)[:] = bytes_at(source + own, each)
 
     return move
 
 
 def _broadcast(cross: CrossMemory, plan: Plan, _: int, target: int) -> Move:
     """Return a broadcast of the root's payload."""
-
-    def move(addresses: Sequence[int]) -> None:
-        if cross.signals.rank != plan.root:
-            cross.read(plan.root, addresses[plan.root], target, plan.nbytes)
-
-    return move
+    return _reads(cross, [(plan.root, 0, target, plan.nbytes)] if cross.signals.rank != plan.root else [])
 
 
 MOVES: dict[str, tuple[Callable[[CrossMemory, Plan, int, int], Move], bool]] = {

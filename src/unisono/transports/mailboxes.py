@@ -11,14 +11,14 @@ ticket are numbered, n, in the order of the schedule at both ends.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from unisono.errors import UsageError
 from unisono.mpi import MPI, allreduce_min
-from unisono.schedules.schedule import Action, Program
+from unisono.schedules.schedule import Action, Program, Transfer
 from unisono.transports.arithmetic import Arithmetic, Array
 from unisono.transports.player import Completion, Move
 from unisono.transports.window import SLOTS_PER_RANK, Window, populate, reserve_slots
@@ -75,25 +75,20 @@ def plan_seats(pool: int, lanes: int, span: int, itemsize: int, chunk_length: in
 
 def chunks_sent_within(program: Program, node_ranks: Sequence[int]) -> int:
     """Return the largest number of distinct chunks sent to `node_ranks` in one round of one lane."""
-
-    def sent(transfers: Any) -> int:
-        return sum(span for _, span in {(t.chunk, t.span) for t in transfers if _goes(t, node_ranks)})
-
-    return max((sent(transfers) for lane in program.lanes for transfers in lane), default=0)
+    distinct = ({(t.chunk, t.span) for t in sent} for sent in _sent_to(program, node_ranks))
+    return max((sum(span for _, span in chunks) for chunks in distinct), default=0)
 
 
 def messages_per_peer(program: Program, node_ranks: Sequence[int]) -> int:
     """Return the largest number of messages sent to one of `node_ranks` in one round of one lane."""
-    counts = (
-        max(Counter(t.peer for t in transfers if _goes(t, node_ranks)).values(), default=0)
-        for lane in program.lanes
-        for transfers in lane
-    )
-    return max(counts, default=0)
+    counts = (Counter(t.peer for t in sent) for sent in _sent_to(program, node_ranks))
+    return max((most for count in counts for most in count.values()), default=0)
 
 
-def _goes(transfer: Any, node_ranks: Sequence[int]) -> bool:
-    return transfer.action is Action.SEND and transfer.peer in node_ranks
+def _sent_to(program: Program, ranks: Sequence[int]) -> Iterator[list[Transfer]]:
+    """Yield what each round of each lane sends to some ranks."""
+    for transfers in (transfers for lane in program.lanes for transfers in lane):
+        yield [t for t in transfers if t.action is Action.SEND and t.peer in ranks]
 
 
 class Mailboxes:

@@ -84,11 +84,8 @@ def tag_of(comm: MPI.Intracomm, fingerprint: int) -> int:
     return int(fingerprint % ((most + 1) // TICKET_SPREAD) * TICKET_SPREAD)
 
 
-class _PostedRequest(NamedTuple):
-    ticket: int
-    move: Move
-    buffer: Array | None
-    """Encoded parcel or landing buffer; None if the message uses the payload's own memory."""
+_PostedRequest = tuple[int, Move, Array | None]
+"""Ticket, move, and its encoded parcel or landing buffer; None if the message uses the payload's own memory."""
 
 
 class MessageTransport:
@@ -124,7 +121,7 @@ class MessageTransport:
             if move.action is not Action.SEND:
                 buffer = self._buffer_for(move)
                 memory = self._payload_bytes(move) if buffer is None else buffer
-                self._post(self._comm.Irecv([memory, MPI.BYTE], move.peer, tag), _PostedRequest(ticket, move, buffer))
+                self._post(self._comm.Irecv([memory, MPI.BYTE], move.peer, tag), (ticket, move, buffer))
         for move in moves:
             if move.action is Action.SEND:
                 encoded = None
@@ -132,7 +129,7 @@ class MessageTransport:
                     encoded = self._buffer(self._wire.nbytes(_length(move)))
                     self._wire.encode(self._payload[move.region], encoded)
                 memory = self._payload_bytes(move) if encoded is None else encoded
-                self._post(self._comm.Isend([memory, MPI.BYTE], move.peer, tag), _PostedRequest(ticket, move, encoded))
+                self._post(self._comm.Isend([memory, MPI.BYTE], move.peer, tag), (ticket, move, encoded))
 
     def completed(self) -> list[Completion]:
         """Test all requests once; return the completed moves."""
@@ -206,11 +203,8 @@ class Parcel(NamedTuple):
     """Flat array of bytes."""
 
 
-class _ExpectedPiece(NamedTuple):
-    """Expected piece. The last of a parcel is received into a separate buffer, also for one that is too long."""
-
-    piece: Parcel
-    separate: Array | None
+_ExpectedPiece = tuple[Parcel, Array | None]
+"""Piece, and for the last of a parcel the separate buffer into which it is received: also one that is too long."""
 
 
 class Delivery:
@@ -250,7 +244,11 @@ class Delivery:
             arriving = sum(piece is not None for piece in self._expected_pieces)
             leaving = len(self._requests) - arriving
             for _ in range(min(len(incoming), IN_FLIGHT - arriving)):
-                self._receive(incoming.popleft())
+                piece = incoming.popleft()
+                short = len(piece.content) < self._piece_bytes
+                separate = np.empty(self._piece_bytes, np.uint8) if short else None
+                buffer = piece.content if separate is None else separate
+                self._begin(self._comm.Irecv([buffer, MPI.BYTE], piece.peer, self._tag), (piece, separate))
             for _ in range(min(len(outgoing), IN_FLIGHT - leaving)):
                 peer, content = outgoing.popleft()
                 self._begin(self._comm.Isend([content, MPI.BYTE], peer, self._tag), None)
@@ -263,11 +261,6 @@ class Delivery:
             for peer, content in parcels
         ]
         return deque(piece for nth in zip_longest(*cut) for piece in nth if piece is not None)
-
-    def _receive(self, piece: Parcel) -> None:
-        separate = np.empty(self._piece_bytes, np.uint8) if len(piece.content) < self._piece_bytes else None
-        buffer = piece.content if separate is None else separate
-        self._begin(self._comm.Irecv([buffer, MPI.BYTE], piece.peer, self._tag), _ExpectedPiece(piece, separate))
 
     def _begin(self, request: MPI.Request, piece: _ExpectedPiece | None) -> None:
         self._requests.append(request)

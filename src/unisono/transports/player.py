@@ -69,17 +69,16 @@ def play(program: Program, cut: Cut, rounds: Rounds, in_flight: int, spread: int
     lanes = len(program.lanes)
     position: dict[int, int] = {}
 
-    def advance(ticket: int) -> bool:
-        """Begin the ticket's next round with any moves; return False if there is none."""
+    def advance(ticket: int) -> None:
+        """Begin the ticket's next round with any moves; without one the ticket has ended."""
         piece, lane = divmod(ticket, lanes)
         lane_rounds = program.lanes[lane]
         for index in range(position[ticket], len(lane_rounds)):
             if moves := _moves(lane_rounds[index], cut, piece):
                 position[ticket] = index + 1
                 rounds.begin(ticket, moves)
-                return True
+                return
         del position[ticket]
-        return False
 
     ticket, tickets = 0, cut.pieces * lanes
     while position or ticket < tickets:

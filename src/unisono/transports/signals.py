@@ -17,12 +17,11 @@ slots. A token that equals the one of two barriers ago by chance (1 in 2^61) wou
 A few bytes of payload travel beside the token (`inline`), in the cache lines that a waiting rank reads anyway. They are
 read before the next barrier is entered, and overwritten for the next but one.
 
-A wait polls the rows of the others. If each rank has its own cores, it polls a thousand times (some 50 us) before it
-yields the core between polls. If the threads of a rank share one, it yields after 128; if ranks do, at once. The main
-thread of a rank with cores of its own, which has nothing else to do, goes on polling: Linux may give a core that is
-yielded to any other program, for some milliseconds, while the late rank needs microseconds. `Win.Sync`
-is the memory fence that MPI requires. Barriers leave it out on x86-64, whose processors keep the order of stores and
-the order of loads: there it would cost more than the rest of a barrier.
+A wait polls the rows of the others, and yields the core between polls: after a thousand polls (some 50 us) if each rank
+has its own cores, after 128 if the threads of a rank share one, at once if ranks do. The main thread of a rank with
+cores of its own goes on polling: Linux may give a core that is yielded to any other program, for some milliseconds,
+while the late rank needs microseconds. `Win.Sync` is the memory fence that MPI requires. Barriers leave it out on
+x86-64, whose processors keep the order of stores and of loads: it would cost more than the rest of a barrier.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ class Signals:
         self._descriptions = [memoryview(buffer)[nbytes : nbytes + WORDS_BYTES] for buffer in self._window.buffers]
         self._rows: list[memoryview] = rows
         self._addresses = [buffer.address for buffer in self._window.buffers]
-        self._own: Any = rows[self.rank]
+        self._own = rows[self.rank]
         self._others = [row for rank, row in enumerate(rows) if rank != self.rank]
         self._own[:] = memoryview(bytes(nbytes)).cast("q")
         self.inline = [
@@ -171,12 +170,14 @@ class Signals:
         if self.compiled:
             return self.connect(call, [BARRIER_ROWS])
         digest, fence, complete = call.digest, self._barrier_fence, self._complete
-        others, state = self._others, self._state
+        own_row, others, state = self._own, self._others, self._state
 
         def barrier() -> None:
+            if state[ENDED]:
+                self._check_interrupt()
             sequence = state[SEQUENCE] + 1
-            index, own_row = TOKEN_WORDS if sequence & 1 else 0, self._own
-            state[BEFORE] = own_row[index]  # raises after the end
+            index = TOKEN_WORDS if sequence & 1 else 0
+            state[BEFORE] = own_row[index]
             state[SEQUENCE] = sequence
             token = digest + sequence + state[LABEL]
             if fence:
@@ -204,6 +205,8 @@ class Signals:
 
     def _complete(self, call: Call) -> None:
         """Wait until all ranks have entered the barrier that this one has. Raises MismatchError as `barrier` does."""
+        if self._state[ENDED]:
+            self._check_interrupt()
         index, before = TOKEN_WORDS if self.sequence & 1 else 0, self._state[BEFORE]
         token, agreed = self._own[index], True
         for row in self._others:
@@ -265,7 +268,6 @@ class Signals:
 
     def end(self) -> None:
         """Make all later operations call `check_interrupt`, which raises: the world has ended."""
-        self._own = _Ended(self._check_interrupt)
         self._state[ENDED] = 1
 
     def free(self) -> None:
@@ -274,17 +276,3 @@ class Signals:
         for view in (*self._rows, *self._descriptions, *(line for lines in self.inline for line in lines)):
             view.release()
         self._window.free()
-
-
-class _Ended:
-    """Stand-in for a rank's own row after the end; each access calls `check_interrupt`."""
-
-    def __init__(self, check_interrupt: Callable[[], None]) -> None:
-        self._check_interrupt = check_interrupt
-
-    def __getitem__(self, index: int) -> int:
-        self._check_interrupt()
-        return 0
-
-    def __setitem__(self, index: int, token: int) -> None:
-        self._check_interrupt()

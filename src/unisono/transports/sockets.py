@@ -31,7 +31,7 @@ from unisono.schedules.schedule import Action, Program
 from unisono.transports.arithmetic import Arithmetic, perform
 from unisono.transports.compiled import compiled
 from unisono.transports.signals import is_compiled
-from unisono.transports.steps import Row, RowKind, reduction, steps_of
+from unisono.transports.steps import Row, RowKind, end_of, reduction, steps_of
 
 Messenger: Any = getattr(compiled, "Messenger", None)
 
@@ -111,7 +111,7 @@ class Sockets:
         message has another token.
         """
         uncompiled = {
-            index: [*steps_of(rows[index : _end_of(rows, index)], arithmetic)]
+            index: [*steps_of(rows[index : end_of(rows, index)], arithmetic)]
             for index, row in enumerate(rows)
             if row.kind is RowKind.OTHER
         }
@@ -137,11 +137,6 @@ class Sockets:
         """Close all connections, which nobody uses any more."""
         for connection in filter(None, self._connected):
             connection.close()
-
-
-def _end_of(rows: Sequence[Row], index: int) -> int:
-    """Return the index after a row and the rows of kind MORE behind it."""
-    return next((after for after in range(index + 1, len(rows)) if rows[after].kind is not RowKind.MORE), len(rows))
 
 
 def rows_of(rank: int, program: Program, payload: Payload, landing: int) -> Iterator[Row]:

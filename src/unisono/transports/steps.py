@@ -25,7 +25,6 @@ from unisono.mpi import MPI
 from unisono.transports.arithmetic import Arithmetic, Step, arithmetic_of, perform
 from unisono.transports.plan import Play
 from unisono.transports.signals import Signals
-from unisono.wires import EXACT
 
 
 class RowKind(IntEnum):
@@ -55,17 +54,12 @@ class RowKind(IntEnum):
 
 
 COMPILED = {
-    (torch.float32, "sum"): RowKind.SUM_FLOAT32,
-    (torch.float64, "sum"): RowKind.SUM_FLOAT64,
-    (torch.bfloat16, "sum"): RowKind.SUM_BFLOAT16,
-    (torch.int32, "sum"): RowKind.SUM_INT32,
-    (torch.int64, "sum"): RowKind.SUM_INT64,
-    (torch.int32, "maximum"): RowKind.MAXIMUM_INT32,
-    (torch.int64, "maximum"): RowKind.MAXIMUM_INT64,
-    (torch.float32, EXACT): RowKind.EXACT_FLOAT32,
-    (torch.float64, EXACT): RowKind.EXACT_FLOAT64,
+    (getattr(torch, dtype), op): kind
+    for kind in RowKind
+    for op, _, dtype in [kind.name.lower().partition("_")]
+    if dtype
 }
-"""Reductions that are compiled, by dtype and op."""
+"""Reductions that are compiled, by dtype and op ("exact" for the wire): as their names say."""
 
 
 class Row(NamedTuple):
@@ -116,7 +110,17 @@ def player_of(signals: Signals, call: Call, programs: Sequence[Rounds], arithmet
         row.kind is RowKind.OTHER for rounds in programs for rows in rounds for row in rows
     ):
         return signals.connect(call, [_table_of(rounds) for rounds in programs])
-    return _PythonPlayer(signals, call, programs, arithmetic).play
+    barrier = signals.prepare_barrier(call)
+    steps_of_programs = [[[*steps_of(rows, arithmetic)] for rows in rounds] for rounds in programs]
+
+    def play() -> None:
+        first, *later = steps_of_programs[(signals.sequence + 1) % len(steps_of_programs)]
+        perform(first)
+        for steps in later:
+            barrier()
+            perform(steps)
+
+    return play
 
 
 def longer_player_of(
@@ -143,21 +147,6 @@ def _table_of(rounds: Rounds) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.array([*first, *chain.from_iterable([BARRIER, *rows] for rows in later)], np.int64).reshape(-1, 5)
 
 
-class _PythonPlayer:
-    """Player of programs in Python; the oracle of the compiled one."""
-
-    def __init__(self, signals: Signals, call: Call, programs: Sequence[Rounds], arithmetic: Arithmetic) -> None:
-        self._signals, self._barrier = signals, signals.prepare_barrier(call)
-        self._programs = [[[*steps_of(rows, arithmetic)] for rows in rounds] for rounds in programs]
-
-    def play(self) -> None:
-        first, *later = self._programs[(self._signals.sequence + 1) % len(self._programs)]
-        perform(first)
-        for steps in later:
-            self._barrier()
-            perform(steps)
-
-
 def steps_of(rows: Sequence[Row], arithmetic: Arithmetic) -> Iterator[Step]:
     """Yield the steps of rows without barriers, as calls of NumPy and PyTorch."""
     for index, row in enumerate(rows):
@@ -165,14 +154,17 @@ def steps_of(rows: Sequence[Row], arithmetic: Arithmetic) -> Iterator[Step]:
             into, source = (memoryview(_memory(address, row.amount)) for address in (row.into, row.source))
             yield into.__setitem__, (slice(None), source)  # the fastest in Python for a few bytes
         elif row.kind is not RowKind.MORE:
-            after = index + 1
-            while after < len(rows) and rows[after].kind is RowKind.MORE:
-                after += 1
-            addresses = [row.into, row.source, row.second, *(more.source for more in rows[index + 1 : after])]
+            more = rows[index + 1 : end_of(rows, index)]
+            addresses = [row.into, row.source, row.second, *(further.source for further in more)]
             views = {
                 address: arithmetic.view(_memory(address, row.amount * arithmetic.itemsize)) for address in addresses
             }
             yield from arithmetic.reduce([views[address] for address in addresses[1:]], views[row.into])
+
+
+def end_of(rows: Sequence[Row], index: int) -> int:
+    """Return the index after a row and the rows of kind MORE behind it."""
+    return next((after for after in range(index + 1, len(rows)) if rows[after].kind is not RowKind.MORE), len(rows))
 
 
 def _memory(address: int, nbytes: int) -> Any:

@@ -21,7 +21,6 @@ import mmap
 import os
 import socket
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +47,9 @@ SHM_FOLDER = Path("/dev/shm")
 """Folder in which MPI libraries keep windows on Linux."""
 
 MADV_POPULATE_WRITE = 23
+
+_WARNED: set[str] = set()
+"""Consequences of shortages that were printed."""
 
 
 class Window:
@@ -156,13 +158,7 @@ def populate(memory: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> bool:
 
 def _warn(comm: MPI.Intracomm, free: int | None, nbytes: int, consequence: str) -> None:
     """Print a shortage of shared memory, once per process, on the first rank of the node."""
-    warned = _warned()
-    if consequence not in warned and comm.rank == 0:
+    if consequence not in _WARNED and comm.rank == 0:
         message = shortage_message(socket.gethostname(), str(SHM_FOLDER), free, nbytes * comm.size, consequence)
         print(message, file=sys.stderr, flush=True)
-    warned.add(consequence)
-
-
-@cache
-def _warned() -> set[str]:
-    return set()
+    _WARNED.add(consequence)
