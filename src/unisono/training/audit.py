@@ -137,13 +137,9 @@ class HashedSums(ExactSums):
         super().decode(key, start, stop)
 
     def checksum_of_share(self, gradients: Gradients) -> int:
-        """Return the checksum of a share's gradients."""
-        flat = {
-            parameter: self._memory.in_order(gradient, parameter)
-            for parameter, gradient in gradients.items()
-            if gradient is not None
-        }
-        return sum(checksum(words(gradient), parameter, 0) for parameter, gradient in flat.items()) % MODULUS
+        made = ((parameter, gradient) for parameter, gradient in gradients.items() if gradient is not None)
+        flats = ((parameter, words(self._memory.in_order(gradient, parameter))) for parameter, gradient in made)
+        return sum(checksum(flat, parameter, 0) for parameter, flat in flats) % MODULUS
 
     def end(self, hashes: RankHashes) -> None:
         """Enter the hashes of the step."""
@@ -231,10 +227,8 @@ class Audit:
     def step(
         self, step: int, seed: int, numbers: Numbers, inputs: torch.Tensor, labels: torch.Tensor
     ) -> float | torch.Tensor:
-        """Train as `Trainer.step`, on a batch of the samples `numbers`; this is step number `step`.
-
-        Raises AuditError on all ranks where a rank has computed or received other bits than it should.
-        """
+        """Train as `Trainer.step`, on a batch of the samples `numbers`, in step number `step`. Raises AuditError on all
+        ranks where one has computed or received other bits than it should."""
         batch_size = len(numbers)
         cuts = [batch_size * share // self._virtual.count for share in range(self._virtual.count + 1)]
         chosen = choose_rechecks(self._seed, step, self._fraction, self._virtual.count, self._world.size)
@@ -251,15 +245,22 @@ class Audit:
             for share, given in samples.items():
                 keys = torch.from_numpy(np.ascontiguousarray(numbers[cuts[share] : cuts[share + 1]]))
                 hashes.samples[share] = digest_of([keys, *given])
-        loss = self._train(audited, hashes, inputs, labels, batch_size)
+        shares = [*samples]
+        hashed = shares if self._record else {recheck.share for recheck in rechecks}.intersection(shares)
+        self._sums.begin(shares[::-1], hashed, self._record is not None)
+        try:
+            loss = self._trainer.step(inputs, labels, batch_size, seed)
+            hashes.after = self._copied()[1]
+            self._sums.end(hashes)
+        finally:
+            self._sums.begin(None)
+        self._last = step, hashes.after
         ranks = self._world.all_gather_object(hashes)
         self._judge(audited, ranks)
         self.compared += len(rechecks)
         if self._record is not None and self._world.rank == 0:
             self._record(self._line(step, ranks))
         return loss
-
-    # Hashes
 
     def _state(self) -> list[torch.Tensor]:
         """Return the weights and floating-point buffers, once the last step has ended."""
@@ -288,24 +289,6 @@ class Audit:
     def _recompute(self, share: int, content: list[Any], seed: int) -> int:
         """Return the checksum of the gradients of a share, by the weights as they are."""
         return self._sums.checksum_of_share(self._trainer.recompute(share, *_unpacked(content), seed))
-
-    def _train(
-        self, audited: AuditedStep, hashes: RankHashes, inputs: torch.Tensor, labels: torch.Tensor, batch_size: int
-    ) -> float | torch.Tensor:
-        """Make the step, whose gradients, sums and weights are hashed. Return the loss."""
-        shares = [*audited.samples]
-        hashed = shares if self._record else {recheck.share for recheck in audited.rechecks}.intersection(shares)
-        self._sums.begin(shares[::-1], hashed, self._record is not None)
-        try:
-            loss = self._trainer.step(inputs, labels, batch_size, audited.seed)
-            hashes.after = self._copied()[1]
-            self._sums.end(hashes)
-        finally:
-            self._sums.begin(None)
-        self._last = audited.number, hashes.after
-        return loss
-
-    # Judgement
 
     def _judge(self, audited: AuditedStep, ranks: Sequence[RankHashes]) -> None:
         """Raise AuditError on all ranks for what they find first in their hashes. Collective."""
@@ -346,9 +329,8 @@ class Audit:
         world, (share, owner, checker) = self._world, recheck
         state = self._state()
         with torch.no_grad():
-            for tensor, old in zip(
-                state, audited.before.split_with_sizes([value.numel() for value in state]), strict=True
-            ):
+            before = audited.before.split_with_sizes([tensor.numel() for tensor in state])
+            for tensor, old in zip(state, before, strict=True):
                 tensor.copy_(old.view_as(tensor))
         given = world.call_on_root(lambda: _packed(audited.samples[share]), root=owner)
         judges = [rank for rank in range(world.size) if rank not in (owner, checker)][:1] or sorted({owner, checker})

@@ -75,10 +75,8 @@ class Chain:
         self._path, self._last = folder / CHAIN, ""
 
     def begin(self, step: int, recipe: str, weights: str) -> None:
-        """Go on after `step` steps, with the hashes of the recipe and of the weights; there are no later lines.
-
-        Raises AuditError where the chain has been edited, or has other weights after that step.
-        """
+        """Go on after `step` steps, with the hashes of the recipe and of the weights; there are no later lines. Raises
+        AuditError where the chain has been edited, or has other weights after that step."""
         lines = read_chain(self._path)
         last = lines[-1] if lines else {}
         self._last = last.get("chain", "")
@@ -92,7 +90,6 @@ class Chain:
             self._add({"step": step, "recipe": recipe, "weights": weights})
 
     def add(self, hashes: StepHashes) -> None:
-        """Add the line of a step."""
         self._add(asdict(hashes))
 
     def _add(self, line: dict[str, Any]) -> None:

@@ -55,7 +55,6 @@ FOLDER = "workers"
 
 
 def worker_folder(home: Path, worker: int) -> Path:
-    """Return the folder of a worker's snapshots."""
     return home / FOLDER / f"worker-{worker}"
 
 
@@ -74,16 +73,10 @@ class WorkerCounters:
 
 
 def centre_checkpoint(cut: int, weights: dict[str, Any], replies: Sequence[Reply], data: str) -> Checkpoint:
-    """Return the checkpoint of a centre as it came with the servers' replies, with the progress before that exchange.
-
-    `data` is the fingerprint of the data.
-    """
-    progress = {
-        "epoch": replies[0].epoch,
-        "data": data,
-        "seconds": replies[0].elapsed,
-        "servers": [reply.encode().tolist() for reply in replies],
-    }
+    """Return the checkpoint of a centre as it came with the servers' replies, and of the progress before that exchange;
+    `data` is the fingerprint of the data."""
+    servers = [reply.encode().tolist() for reply in replies]
+    progress = {"epoch": replies[0].epoch, "data": data, "seconds": replies[0].elapsed, "servers": servers}
     return Checkpoint(cut, weights, {}, progress)
 
 
@@ -104,10 +97,8 @@ class CentrePoint(NamedTuple):
 
 def load_cut(home: Path, seats: SeatCounts | None = None) -> CentrePoint | None:
     """Return the newest complete centre; None where the run has stored none. With `seats`, those of a run that resumes,
-    a centre that has the snapshots of all workers goes before newer ones.
-
-    Raises CheckpointError where none can be read, or the run had another kind of rule.
-    """
+    a centre that has the snapshots of all workers goes before newer ones. Raises CheckpointError where none can be
+    read, or the run had another kind of rule."""
     newest = find_checkpoint(home, None if seats is None else _names_to_try(home, seats))
     if newest is None:
         return None
@@ -187,15 +178,12 @@ class Beginning:
 
 
 def begin_new(seats: SeatCounts) -> Beginning:
-    """Return the beginning of a new run."""
     return Beginning((begin(seats.workers),) * seats.servers)
 
 
 def begin_replay(seats: SeatCounts, source: Path) -> Beginning:
-    """Return the beginning of a replay of the run in `source`.
-
-    Raises CheckpointError where it has no complete log, UsageError where it had another number of workers or servers.
-    """
+    """Return the beginning of a replay of the run in `source`. Raises CheckpointError where that has no complete log,
+    UsageError where it had another number of workers or servers."""
     logs = logged_servers(source)
     if len(logs) != seats.servers:
         raise UsageError(
@@ -220,10 +208,7 @@ def begin_replay(seats: SeatCounts, source: Path) -> Beginning:
 
 
 def begin_resumed(rule: BaseAsynchronousRule, run: Run) -> Beginning:
-    """Load the newest centre into the model. Return the beginning.
-
-    Called by all ranks together. Raises CheckpointError for other data.
-    """
+    """Load the newest centre into the model, and return the beginning. Raises CheckpointError for other data."""
     world, home, data = run.world, run.home, run.feed.fingerprint
     seats = rule.seats(world.size)
     cut = world.call_on_root(lambda: load_cut(home, seats))
@@ -235,15 +220,13 @@ def begin_resumed(rule: BaseAsynchronousRule, run: Run) -> Beginning:
         raise CheckpointError(f"the run was trained on other data ({before}) than now ({data}): begin a new run")
     with fitting(f"step {centre.step}'s checkpoint"):
         load_weights(run.trainer.model, centre.weights)
-    alike, trains = cut.seats == seats, world.rank < seats.workers
+    had, alike, trains = cut.seats, cut.seats == seats, world.rank < seats.workers
     snapshot = load_step(worker_folder(home, world.rank), centre.step) if alike and trains else None
     lacking = [rank for rank, has in enumerate(world.all_gather_object(snapshot is not None or not trains)) if not has]
     states, note = resumed_states(cut.replies), ""
     if not alike:
         states = resized(states, *seats)
-        note = (
-            f"the run had {cut.seats.workers} workers and {cut.seats.servers} servers: all workers begin at the centre"
-        )
+        note = f"the run had {had.workers} workers and {had.servers} servers: all workers begin at the centre"
     elif lacking:
         states = tuple(afresh(state, lacking) for state in states)
         note = f"worker {', '.join(map(str, lacking))} left no snapshot: it begins at the centre"

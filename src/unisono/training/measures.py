@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,6 @@ class Measure:
         return "highest" if self.higher_is_better else "lowest"
 
     def words(self, value: float) -> str:
-        """Return a value in words."""
         return format(value, self.form)
 
     def merit(self, value: float) -> float:
@@ -88,14 +88,12 @@ def result_metrics(accuracy: Accuracy, samples_per_second: float, labels_per_sam
 
 
 def describe_test(metrics: Mapping[str, Any]) -> str:
-    """Return words for the test of an epoch."""
     measure = measure_of([metrics])
     five = f" (top-5 {metrics['test_top5']:.2%})" if measure is ACCURACY and "test_top5" in metrics else ""
     return f"{measure.title} {measure.words(metrics[measure.metric])}{five}"
 
 
 def describe_speed(metrics: Mapping[str, Any]) -> str:
-    """Return words for the speed of an epoch."""
     unit = measure_of([metrics]).unit
     return f"{metrics[f'{unit}_per_second']:,.0f} {unit}/s"
 
@@ -158,10 +156,8 @@ def curve_of(name: str, metrics: Sequence[Mapping[str, Any]], measure: Measure) 
 
 
 def curves_of(folders: Sequence[Path], chosen: Measure | None = None) -> list[Curve]:
-    """Return the curves of the runs in folders, of one measure: `chosen`, or that by which the runs are compared.
-
-    Raises UsageError where no epoch of a run has ended in one of them.
-    """
+    """Return the curves of runs, of one measure: `chosen`, or that by which they are compared. Raises UsageError where
+    no epoch of a run has ended."""
     metrics = [read_metrics(folder) for folder in folders]
     for folder, lines in zip(folders, metrics, strict=True):
         if not lines:
@@ -188,22 +184,17 @@ def summarize(curve: Curve) -> str:
 
 def finite_part(curve: Curve) -> Curve:
     """Return the epochs that a chart has a place for: without those whose value is not finite, after divergence."""
-    kept = [index for index, value in enumerate(curve.values) if math.isfinite(value)]
-    return replace(
-        curve,
-        epochs=tuple(curve.epochs[index] for index in kept),
-        seconds=tuple(curve.seconds[index] for index in kept),
-        values=tuple(curve.values[index] for index in kept),
-    )
+    kept = list(map(math.isfinite, curve.values))
+    epochs, seconds = tuple(compress(curve.epochs, kept)), tuple(compress(curve.seconds, kept))
+    return replace(curve, epochs=epochs, seconds=seconds, values=tuple(compress(curve.values, kept)))
 
 
 def draw(curves: Sequence[Curve], title: str = "", form: str = "svg") -> bytes:
     """Return the picture of curves of one measure that have epochs with finite values; its format is `form`."""
     lines = []
     for curve in curves:
-        lines.append(
-            Line(f"{curve.name}, top-1" if curve.top5 else curve.name, curve.epochs, curve.seconds, curve.values)
-        )
+        name = f"{curve.name}, top-1" if curve.top5 else curve.name
+        lines.append(Line(name, curve.epochs, curve.seconds, curve.values))
         if curve.top5:
             lines.append(Line(f"{curve.name}, top-5", curve.epochs, curve.seconds, curve.top5, beside=True))
     measure = curves[0].measure

@@ -109,10 +109,8 @@ def plan_recipe(path: Path | None, model: str | None, changes: Sequence[str] = (
 
 
 def what_if(recipe: PlanRecipe, machine: MachineFacts, changes: str) -> tuple[PlanRecipe, MachineFacts]:
-    """Return the recipe and the machine after changes such as "bandwidth=2x,exchange.wire=bfloat16".
-
-    Raises UsageError for a text that is no change, and for a value that the machine does not have.
-    """
+    """Return recipe and machine after changes such as "bandwidth=2x,exchange.wire=bfloat16". Raises UsageError for a
+    text that is no change, and for a value that the machine does not have."""
     for change in changes.split(","):
         if "." in change.partition("=")[0]:
             recipe = parse_recipe(PlanRecipe, to_dict(recipe), "--what-if", [change])
@@ -210,11 +208,8 @@ def speed_of_threads(recipe: Recipe, machine: MachineFacts, ranks_per_node: int)
 
 
 def run_on_ranks(recipe: Recipe, samples: SampleRecipe, machine: MachineFacts, ranks: int, nodes: int) -> PlannedRun:
-    """Return the run of a recipe on these ranks, spread over the nodes of a machine.
-
-    Raises UsageError for layers that are split and for an uneven spread, which a machine file does not predict, and as
-    `planned_run` does.
-    """
+    """Return the run of a recipe on these ranks, spread over the nodes of a machine. Raises UsageError for layers that
+    are split, for an uneven spread, and as `planned_run` does."""
     if recipe.parallel.layers:
         raise UsageError("its layers are split over ranks, which a machine file does not predict")
     if ranks % nodes:
@@ -223,10 +218,8 @@ def run_on_ranks(recipe: Recipe, samples: SampleRecipe, machine: MachineFacts, r
 
 
 def known_samples(recipe: PlanRecipe) -> SampleRecipe:
-    """Return the samples of a recipe as they are given, and else as its data tell, if these are on this machine.
-
-    Raises RecipeError for an unknown data set, and PackError for a pack that cannot be read, or not with its options.
-    """
+    """Return the samples of a recipe as they are given, else as its data on this machine tell. Raises RecipeError for
+    an unknown data set, and PackError for a pack that cannot be read, or not with its options."""
     data, samples = recipe.data, samples_of(recipe.data)
     if data.pack and not samples.shape and recipe.model.name == "cd_dnn":  # elsewhere; of recordings, as audio.py has
         samples = replace(samples, shape=f"{data.windows}x{BANDS * (2 * data.context + 1)}")
@@ -278,10 +271,8 @@ def mean_pixels(index: Index) -> float:
 def traced_network(
     name: str, folder: str, shape: tuple[int, ...], classes: int, dtype: torch.dtype = torch.float32
 ) -> tuple[nn.Module, Trace]:
-    """Return the network for samples of this shape, without memory for weights, of this dtype, and its trace.
-
-    Raises RecipeError for an unknown network, and UsageError, naming the layer, for one that cannot be traced.
-    """
+    """Return the network for samples of this shape, of this dtype, without memory for weights, and its trace. Raises
+    RecipeError for an unknown network, and UsageError, naming the layer, for one that cannot be traced."""
     check_name(name, folder)
     with torch.random.fork_rng(devices=[]):
         try:

@@ -8,12 +8,6 @@
 
 A generator yields an event and goes on when the player has carried it out: so it knows what came with a step, requests
 of signals or replies, before it says what follows.
-
-Ranks that train together have epochs in a fixed order:
-
-┌─ an epoch ─────────────────────────────────────────────────┐
-│ load, rate, step, load, rate, step, ... (checkpoint) ...   │ test ─ metrics ─ checkpoint
-└────────────────────────────────────────────────────────────┘
 """
 
 from __future__ import annotations
@@ -35,23 +29,17 @@ from unisono.data.order import steps_of
 from unisono.reducer import requested_by
 from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel.model import seed_dropout, split_of
-from unisono.training import run_directory
+from unisono.training import run_directory, state
 from unisono.training.accuracy import Accuracy, LossSum
 from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint
+from unisono.training.cut import WorkerCounters
 from unisono.training.foresight import RunForesight
+from unisono.training.measures import result_rows
 from unisono.training.memory_copies import MemoryCopies
 from unisono.training.recipe import Recipe, rate_of_step
 from unisono.training.signals import STOPPED, SignalHandlers
-from unisono.training.state import (
-    RunPoint,
-    check_change,
-    describe_change,
-    discard_newer,
-    made_on,
-    resume_run,
-    states_of,
-)
+from unisono.training.state import RunPoint
 from unisono.training.trainer import KINDS
 
 if TYPE_CHECKING:
@@ -80,12 +68,10 @@ class TrainStep(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """Write this worker's state as it was when it sent `header`, for the checkpoint `cut` of all workers."""
+    """Write this worker's state as it was when it sent a header, for the checkpoint `cut` of all workers."""
 
     cut: int
-    header: WorkerHeader
-    known: int
-    """Samples of all workers, as the reply before had them."""
+    counters: WorkerCounters
 
 
 class Save(NamedTuple):
@@ -121,7 +107,6 @@ class Timer:
         self.restart()
 
     def restart(self) -> None:
-        """Count the seconds from now on."""
         self._last = time.monotonic()
 
     def due(self) -> bool:
@@ -167,12 +152,10 @@ class EventPlayer(ABC):
                     self._batches = self.run.awaited(self.draw(event))
                 case TrainStep():
                     self.step(event)
-                case Snapshot():
-                    self.save_own(event)
+                case Snapshot() | CopyState():
+                    self.copy_state(event)
                 case Save():
                     self.save(event)
-                case CopyState():
-                    self.copy_state(event)
                 case Stop():
                     return event
         return None
@@ -197,7 +180,6 @@ class EventPlayer(ABC):
         return len(labels)
 
     def save(self, event: Save) -> None:
-        """Write a checkpoint; at the end of an epoch the weights are tested, and its metrics written, before."""
         run, metrics = self.run, None
         run.trainer.wait()
         with self.shared():
@@ -234,6 +216,11 @@ class EventPlayer(ABC):
     def end_epoch(self) -> dict[str, Any]:
         """Test the weights. Return the metrics of the epoch."""
 
+    def test(self) -> Accuracy:
+        run, feed = self.run, self.feed
+        batches = run.awaited(feed.test_batches(run.recipe.training.batch, alone=run.alone))
+        return run.trainer.evaluate(batches, feed.test_samples * feed.labels_per_sample, run.alone)
+
     @abstractmethod
     def checkpoint(self, event: Save) -> Checkpoint:
         """Return the checkpoint to write."""
@@ -242,13 +229,9 @@ class EventPlayer(ABC):
     def report_saved(self, event: Save) -> None:
         """Report a checkpoint that was written."""
 
-    def copy_state(self, event: CopyState) -> None:
-        """Write copies of the state into memory. Only ranks that train together have such events."""
-        raise NotImplementedError(event)
-
-    def save_own(self, event: Snapshot) -> None:
-        """Write this worker's state. Only a worker that servers order to has such events."""
-        raise NotImplementedError(event)
+    @abstractmethod
+    def copy_state(self, event: Snapshot | CopyState) -> None:
+        """Write copies of the state: a worker its own, as a Snapshot; ranks that train together into memory."""
 
 
 class TogetherPlayer(EventPlayer):
@@ -272,14 +255,14 @@ class TogetherPlayer(EventPlayer):
         run = self.run
         if before is None:
             return
-        point, damaged, notes = resume_run(run.home, run.trainer, run.world, run.options.memory)
-        check_change(before, run.recipe, point, run.feed.fingerprint)
+        point, damaged, notes = state.resume_run(run.home, run.trainer, run.world, run.options.memory)
+        state.check_change(before, run.recipe, point, run.feed.fingerprint)
         self._first, self.losses, self.made = point, LossSum(point.loss), point.step
         run.began -= point.seconds
-        notes += run.world.call_on_root(lambda: discard_newer(run.home, point.step, damaged))
-        notes += describe_change(point, run.feed.fingerprint)
+        notes += run.world.call_on_root(lambda: state.discard_newer(run.home, point.step, damaged))
+        notes += state.describe_change(point, run.feed.fingerprint)
         begins = f"{run.home} has no checkpoint yet: the run begins again"
-        if point.made_on not in ("", here := made_on()):
+        if point.made_on not in ("", here := state.made_on()):
             notes.append(f"the run was computed with {point.made_on}, and goes on with {here}")
         run.notes[:0] = [*notes, f"resumes after step {point.step}" if point.step else begins]
 
@@ -301,25 +284,23 @@ class TogetherPlayer(EventPlayer):
         return code
 
     def _finish(self) -> int:
-        """Make the epochs that are left and report the results. Return the exit code."""
         run, began, first = self.run, time.perf_counter(), self._first
         samples, training = run.feed.samples, run.recipe.training
-        requests = run.trainer.requests
-        stop = self.play(fixed_order(run.recipe, samples, run.world.rank, first, requests, self._stopping))
+        stop = self.play(fixed_order(run.recipe, samples, run.world.rank, first, run.trainer.requests, self._stopping))
         if stop is not None:
             run.display.log(f"saved step {self.made} on {stop.why}; resume with: unisono train --resume {run.home}")
             return STOPPED
-        accuracy = self._test() if self.accuracy is None else self.accuracy
+        accuracy = self.test() if self.accuracy is None else self.accuracy
         seconds = time.perf_counter() - began
         seen = max(0, training.epochs - first.epoch) * samples
         results = run.results(accuracy, seen - min(first.done * training.batch, seen), seconds)
-        run.report(results, [("steps", f"{self.made}"), ("time", f"{seconds:.2f} s")], self._seconds_by_kind())
+        rows = [*result_rows(results), ("steps", f"{self.made}"), ("time", f"{seconds:.2f} s")]
+        run.display.end(rows, self._seconds_by_kind())
         self._foresight.finish(run.elapsed)
         run.report_last(results)
         return 0
 
     def draw(self, event: Draw) -> Iterator[Batch]:
-        """Return this rank's share of the rest of an epoch."""
         self._drawn, self._epoch_began = event, time.perf_counter()
         return self.feed.epoch(event.epoch, self.run.recipe.training.batch, event.done)
 
@@ -336,30 +317,32 @@ class TogetherPlayer(EventPlayer):
         self._foresight.after_step(self.made)
         return samples
 
-    def copy_state(self, event: CopyState) -> None:
-        """Write copies of the state into the memory of two hosts."""
-        assert self._copies is not None, "a rank without them does not ask for them"
+    def copy_state(self, event: Snapshot | CopyState) -> None:
+        assert isinstance(event, CopyState) and self._copies is not None, "a rank without them does not ask for them"
         self.run.trainer.wait()
         with self.run.trainer.span("copy", "checkpoint"), self.shared():
             self._copies.write(lambda: self.checkpoint(Save(event.point)))
 
     def checkpoint(self, event: Save) -> Checkpoint:
-        """Return the state of all ranks."""
         run = self.run
         loss = 0.0 if event.tests else self._sum_of_ranks(self.losses.total)
-        weights, optimizer = states_of(run.trainer, run.world)
-        reached = replace(event.point, loss=loss, seconds=run.elapsed)
-        reached = replace(reached, data=run.feed.fingerprint, made_on=made_on())
-        progress = {**asdict(reached), "reducer": run.trainer.reducer.programs.tuning.state()}
+        weights, optimizer = state.states_of(run.trainer, run.world)
+        reached = replace(event.point, loss=loss, seconds=run.elapsed, data=run.feed.fingerprint)
+        tuned = run.trainer.reducer.programs.tuning.state()
+        progress = {**asdict(reached), "made_on": state.made_on(), "reducer": tuned}
         return Checkpoint(reached.step, weights, optimizer, progress)
 
     def report_saved(self, event: Save) -> None:
         """Write the times of an epoch's steps, or log a checkpoint that a signal has requested."""
+        run, epoch = self.run, event.point.epoch
         self._timer.restart()
         if event.tests:
-            self._write_steps(event.point.epoch)
+            everyone = np.stack(run.world.all_gather_object(run.trainer.recorder.take_steps()))
+            run.world.call_on_root(lambda: run_directory.write_steps(run.home, epoch, everyone, KINDS))
+            if run.world.rank == 0:
+                self._foresight.add_steps(everyone)
         elif event.why and not self._due:
-            self.run.display.log(f"saved step {self.made} on {event.why}")
+            run.display.log(f"saved step {self.made} on {event.why}")
 
     def end_epoch(self) -> dict[str, Any]:
         run, training, samples = self.run, self.run.recipe.training, self.run.feed.samples
@@ -367,13 +350,12 @@ class TogetherPlayer(EventPlayer):
         seconds, steps = time.perf_counter() - self._epoch_began, steps_of(samples, training.batch)
         loss, self.losses = self._sum_of_ranks(self.losses.total) / samples, LossSum()
         epoch, skipped = self._drawn.epoch, min(self._drawn.done * training.batch, samples)
-        self.accuracy = self._test()
+        rate = rate_of_step(run.recipe.optimizer, epoch, steps - 1, steps, training.epochs, training.batch)
+        self.accuracy = self.test()
         return {
             "epoch": epoch + 1,
             "step": self.made,
-            "learning_rate": rate_of_step(
-                run.recipe.optimizer, epoch, steps - 1, steps, training.epochs, training.batch
-            ),
+            "learning_rate": rate,
             "loss": loss,
             **run.results(self.accuracy, samples - skipped, seconds),
             "seconds": seconds,
@@ -381,25 +363,11 @@ class TogetherPlayer(EventPlayer):
             **self._seconds_by_kind(),
         }
 
-    def _test(self) -> Accuracy:
-        """Return the test accuracy of the model."""
-        feed = self.feed
-        batches = self.run.awaited(feed.test_batches(self.run.recipe.training.batch))
-        return self.run.trainer.evaluate(batches, feed.test_samples * feed.labels_per_sample)
-
     def _stopping(self) -> str:
         """Return the ranks that have received SIGTERM, in words; empty where none has."""
         stops = self.signals is not None and self.signals.stop
         count = self._sum_of_ranks(float(stops))
         return requested_by(count, self._sum_of_ranks(float(stops) * self.run.world.rank)) if count else ""
-
-    def _write_steps(self, epoch: int) -> None:
-        """Write the times of the epoch's steps, of every rank."""
-        run = self.run
-        everyone = np.stack(run.world.all_gather_object(run.trainer.recorder.take_steps()))
-        run.world.call_on_root(lambda: run_directory.write_steps(run.home, epoch, everyone, KINDS))
-        if run.world.rank == 0:
-            self._foresight.add_steps(everyone)
 
     def _sum_of_ranks(self, value: float) -> float:
         """Return the sum of a number over all ranks, of which each has it for its own samples."""

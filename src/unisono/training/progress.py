@@ -25,10 +25,8 @@ class ProgressDisplay:
     def __init__(
         self, show: bool, epochs: int, live: bool = True, verbose: bool = False, log_file: Path | None = None
     ) -> None:
-        """Make a display; `live`: with bars on a terminal, which one rank alone can have.
-
-        `verbose` shows the details, too. All lines are appended to `log_file`.
-        """
+        """Make a display: `live`, with bars on a terminal, which one rank alone can have; `verbose`, with details. All
+        lines are appended to `log_file`."""
         self.console = Console(file=sys.stdout, quiet=not show, highlight=False)
         self.console.soft_wrap = not self.console.is_terminal  # a terminal's lines are folded between words
         self._epochs, self._verbose = epochs, verbose
@@ -53,7 +51,6 @@ class ProgressDisplay:
         self._bar.stop()
 
     def log(self, line: str) -> None:
-        """Print a line of text."""
         self.console.print(line, markup=False)
         self._write(line)
 
@@ -80,7 +77,6 @@ class ProgressDisplay:
         self._bar.update(self._task, epoch=epoch + 1, completed=step, total=steps, loss=text)
 
     def epoch(self, metrics: dict[str, Any]) -> None:
-        """Print the metrics of a finished epoch."""
         self._bar.update(self._task, loss="")
         count = f"{metrics['epoch']:>{len(str(self._epochs))}}/{self._epochs}"
         self.log(f"epoch {count}  loss {metrics['loss']:.4f}  {describe_test(metrics)}  {describe_speed(metrics)}")
@@ -93,11 +89,9 @@ class ProgressDisplay:
         table.add_column(justify="right")
         for name, value in rows:
             table.add_row(name, value)
-        table.add_section()
         total = sum(split[kind] for kind in SEQUENTIAL_KINDS) or 1.0
-        for kind in SEQUENTIAL_KINDS:
-            table.add_row(kind, f"{split[kind]:.2f} s  {split[kind] / total:6.1%}")
-        table.add_section()
-        for kind in CONCURRENT_KINDS:
-            table.add_row(f"{kind}, overlapped", f"{split[kind]:.2f} s  {split[kind] / total:6.1%}")
+        for kinds, what in ((SEQUENTIAL_KINDS, ""), (CONCURRENT_KINDS, ", overlapped")):
+            table.add_section()
+            for kind in kinds:
+                table.add_row(f"{kind}{what}", f"{split[kind]:.2f} s  {split[kind] / total:6.1%}")
         self.console.print(table)

@@ -262,7 +262,12 @@ def make_rule(recipe: Recipe) -> BaseRule:
     Raises UsageError for an unknown name and for options that do not fit together, and RecipeError where the user's
     function returns no BaseRule.
     """
-    options, exchange = recipe.rule, _exchange_of(recipe)
+    options, sums = recipe.rule, recipe.exchange
+    wire = None if sums.wire == OWN else sums.wire
+    if wire is None and recipe.training.virtual_ranks:
+        wire = EXACT
+    largest = max(1, int(sums.bucket_megabytes * (1 << 20))) if sums.bucket_megabytes else None
+    exchange = Exchange(sums.algorithm, wire, largest)
     if not is_user_function(options.name):
         chosen = {key: options.options[key] for key in own_options(options.name)}
         return find_rule(options.name)(exchange, options.overlap, **chosen)
@@ -271,14 +276,6 @@ def make_rule(recipe: Recipe) -> BaseRule:
     if not isinstance(rule, BaseRule):
         raise function.error(f"it gave {type(rule).__name__}, not a rule that inherits from unisono.rules.BaseRule")
     return rule
-
-
-def _exchange_of(recipe: Recipe) -> Exchange:
-    options = recipe.exchange
-    wire, megabytes = None if options.wire == OWN else options.wire, options.bucket_megabytes
-    if wire is None and recipe.training.virtual_ranks:
-        wire = EXACT
-    return Exchange(options.algorithm, wire, max(1, int(megabytes * (1 << 20))) if megabytes else None)
 
 
 def own_rule(rule: RuleRecipe) -> UserFunction:
@@ -350,18 +347,14 @@ def parse_recipe(
 
 
 def _parse(kind: type[AnyRecipe], tables: Mapping[str, Any], source: str) -> AnyRecipe:
-    """Return the recipe in tables of current names. The options of its rule are those that the rules' classes have."""
+    """Return the recipe in tables of current names. The options of its rule are those that the rules' classes have, as
+    keys of [rule] itself, or of its table `options`."""
     rule = tables.get("rule", {})
     if not isinstance(rule, Mapping):
         return parse(kind, tables, source)  # an error
     recipe = parse(kind, {name: table for name, table in tables.items() if name != "rule"}, source)
-    return replace(recipe, rule=_parse_rule(rule, source))
-
-
-def _parse_rule(table: Mapping[str, Any], source: str) -> RuleRecipe:
-    """Return the rule of a recipe; its options are keys of the table itself, or of its table `options`."""
-    given = {key: value for key, value in table.items() if key != "options"}
-    options = table.get("options", {})
+    given = {key: value for key, value in rule.items() if key != "options"}
+    options = rule.get("options", {})
     if not isinstance(options, Mapping):
         raise RecipeError(f"{source}: rule.options is a table of keys, not the value {options!r}")
     if given.get("every") == "auto":
@@ -376,7 +369,7 @@ def _parse_rule(table: Mapping[str, Any], source: str) -> RuleRecipe:
     ]
     values = dict(vars(parse(make_dataclass("Rule", columns), {**options, **given}, source, name="rule")))
     name, folder, overlap = (values.pop(key) for key in plain)
-    return RuleRecipe(name, folder, overlap, values)
+    return replace(recipe, rule=RuleRecipe(name, folder, overlap, values))
 
 
 def renamed(content: Mapping[str, Any]) -> Mapping[str, Any]:

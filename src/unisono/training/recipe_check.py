@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from itertools import chain
 
 from unisono.data.options import DataOptions
 from unisono.data.order import ShuffleOptions, parse_shuffle
@@ -34,16 +35,13 @@ DEVICE = re.compile(r"[a-z]\w*(:\d{1,3})?")
 
 def check_run(recipe: Recipe, ranks: int) -> None:
     """Raise UsageError when `ranks` ranks cannot run the recipe. Called before any rank is started."""
-    for complaints in (_about_data(recipe), _about_options(recipe), _about_ranks(recipe, ranks)):
-        for complaint in complaints:
-            raise RecipeError(complaint)
+    for complaint in chain(_about_data(recipe), _about_options(recipe), _about_ranks(recipe, ranks)):
+        raise RecipeError(complaint)
 
 
 def plan_of(recipe: Recipe, ranks: int) -> ParallelPlan | None:
-    """Return the plan of the layers that are split; None where the recipe names none, or leaves them to a prediction.
-
-    Raises UsageError for words that are no split.
-    """
+    """Return the plan of the layers that a recipe names as split; None where it names none. Raises UsageError for words
+    that are no split."""
     layers = recipe.parallel.layers
     return make_plan(layers, recipe.parallel.ranks or ranks) if layers and not isinstance(layers, str) else None
 

@@ -25,12 +25,6 @@ from unisono.training.state import RunPoint, load_checkpoint, made_on
 from unisono.world import World
 
 
-class StepPlayer(TogetherPlayer):
-    """Player of steps that were made before, of which nothing is written or shown."""
-
-    step = EventPlayer.step
-
-
 def check_chain(folder: Path, recipe: Recipe, step: int | None) -> tuple[dict[int, dict[str, Any]], int, int]:
     """Return the lines of a run's steps, by their numbers, the number of the step to recompute, None: the last, and
     after how many steps the run began or went on by that step's recipe.
@@ -58,15 +52,12 @@ def check_chain(folder: Path, recipe: Recipe, step: int | None) -> tuple[dict[in
 
 def recompute(folder: Path, recipe: Recipe, world: World, step: int | None) -> tuple[str, bool]:
     """Recompute a step, None: the last of the chain. Return a line that says how it is the same, or what differs first;
-    and True where it is the same. Collective.
-
-    Raises UsageError where the step cannot be recomputed: its checkpoints are gone, or the data are others.
-    """
+    and True where it is. Raises UsageError where its checkpoints are gone, or the data are others. Collective."""
     lines, wanted, first = world.call_on_root(lambda: check_chain(folder, recipe, step))
     feed, trainer, _, _ = make_parts(recipe, world, make_rule(recipe), None, folder)
     assert isinstance(feed, Feed), "ranks that train together have batches"
     run = Run(recipe, world, feed, trainer, folder, time.perf_counter())
-    player, hashes = StepPlayer(run), list[StepHashes]()
+    player, hashes = TogetherPlayer(run), list[StepHashes]()
     point = _load_before(wanted, run)
     if point.step < first:
         raise UsageError(
@@ -86,9 +77,10 @@ def recompute(folder: Path, recipe: Recipe, world: World, step: int | None) -> t
     if point.made_on not in ("", here := made_on()):
         where += f" with {here} instead of {point.made_on}"
     for event in fixed_order(recipe, feed.samples, world.rank, point, dict, str):
-        if isinstance(event, Draw | TrainStep):
+        if isinstance(event, Draw):
             player.play([event])
         if isinstance(event, TrainStep):
+            EventPlayer.step(player, event)  # of which nothing is written or shown
             made = event.number + 1
             differing = world.call_on_root(lambda: difference(lines[made], hashes.pop()) if made in lines else "")  # noqa: B023
             if differing:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from unisono.binding import CoreShare, bind, report, shares_of
 from unisono.compute.convolution_plan import ConvolutionPlan, load_plan, merge, save_plan
 from unisono.compute.prepare import StepContext, autocast_to, choose_dtype, prepare, release_free_memory
 from unisono.data.builtin import BUILTIN_DATASETS, in_memory_feed
-from unisono.data.feed import Feed, FeedFacts, packed_feed
+from unisono.data.feed import FeedFacts, packed_feed
 from unisono.data.loading import Batch, InputFacts, cast_inputs, device_of_rank, to_device
 from unisono.data.options import DataOptions
 from unisono.device import module_of
@@ -41,7 +41,7 @@ from unisono.formats import counted
 from unisono.launch import available_cores
 from unisono.models import make_network, user_network
 from unisono.optimizers import make_optimizer
-from unisono.plan.layer_plan import AUTO, ParallelPlan
+from unisono.plan.layer_plan import AUTO
 from unisono.plan.planned_run import MAX_DECODING_THREADS
 from unisono.plan.split import describe_borders
 from unisono.processor import HOST, processor
@@ -55,7 +55,7 @@ from unisono.training.accuracy import Accuracy, blank_labels, classification_los
 from unisono.training.audit import Audit
 from unisono.training.chain import Chain, recipe_digest
 from unisono.training.checkpoint.files import check_state
-from unisono.training.measures import last_line, result_metrics, result_rows
+from unisono.training.measures import last_line, result_metrics
 from unisono.training.player import EventPlayer, TogetherPlayer
 from unisono.training.progress import ProgressDisplay
 from unisono.training.recipe import AuditRecipe, Recipe, make_rule, own_rule, threads_of
@@ -143,10 +143,6 @@ class Run:
         """Return the metrics of a test, and of `samples` samples that were trained on in `seconds`."""
         return result_metrics(accuracy, samples / max(seconds, 1e-9), self.feed.labels_per_sample)
 
-    def report(self, results: dict[str, Any], rows: list[tuple[str, str]], by_kind: Mapping[str, float]) -> None:
-        """Show the table at the end: results, further rows, and the seconds of each kind of time."""
-        self.display.end([*result_rows(results), *rows], by_kind)
-
     def report_last(self, results: dict[str, Any]) -> None:
         """Print the folder of the run, and the line that scripts read."""
         self.display.log(f"run: {self.home}")
@@ -154,10 +150,8 @@ class Run:
 
 
 def train(recipe: Recipe, world: World, options: TrainOptions) -> int:
-    """Run `recipe`, whose folder is locked meanwhile. Called by all ranks together.
-
-    Return the exit code: 0, or 143 where SIGTERM ended the run after a step, with a checkpoint.
-    """
+    """Run `recipe` in a locked folder. Return the exit code: 0, or 143 where SIGTERM ended the run after a step, with a
+    checkpoint. Collective."""
     resume = options.resume
     if resume is not None and world.call_on_root(lambda: report_if_finished(resume, recipe)):
         return 0
@@ -226,29 +220,36 @@ def _open(folder: Path, recipe: Recipe, lock: RunLock | None) -> Recipe:
 def make_parts(
     recipe: Recipe, world: World, rule: BaseRule, timeline: Timeline | None, source: Path | None
 ) -> tuple[FeedFacts, Trainer, ConvolutionPlan, list[str]]:
-    """Return the feed, the trainer and the convolution timings of a run, and lines to report.
-
-    `source` is the folder of the run that is resumed or replayed.
-    """
+    """Return the feed, the trainer and the convolution timings of a run, and lines to report. `source` is the folder of
+    the run that is resumed or replayed. Raises RecipeError where the network does not take the data."""
     share, lines = bind_cores(world, threads_of(recipe))
-    device = take_device(recipe.compute.device, world)
-    if recipe.training.virtual_ranks:
-        check_alike(world, recipe.training.virtual_ranks)
+    device, virtual = take_device(recipe.compute.device, world), recipe.training.virtual_ranks
+    if virtual:
+        check_alike(world, virtual)
     lines += [*describe_precision(recipe, world, device), *describe_unused(recipe.rule)]
     lines += [*describe_unused_data(recipe.data), *describe_wire(recipe, world.nodes)]
-    observe = None if timeline is None else timeline.add
-    feed = make_feed(recipe, world, share, rule, observe, device)
+    feed = make_feed(recipe, world, share, rule, None if timeline is None else timeline.add, device)
     layers = plan_of(recipe, world.size)
     if recipe.parallel.layers == AUTO:
         choice = choose_layers(recipe, world, feed, rule, device)
         layers, lines = choice.plan, lines + choice.lines
     lines += feed.notes
     plan = load_plan(recipe.compute.plan, None if source is None else source / run_directory.CONVOLUTIONS, world)
-    trainer = make_trainer(recipe, world, feed, rule, layers, timeline, plan, device)
-    split = split_of(trainer.model)
+    model, options, within = make_model(recipe, feed, device), recipe.optimizer, context_of(recipe, device)
+    if layers is not None:
+        split_model(model, world, layers)
+    if recipe.compute.convolutions == "autotune" and device.type == HOST:
+        prepare(model, plan)
+        first, last = bounds(recipe.training.batch, virtual or world.size, 0 if virtual else world.rank)
+        warm_up(model, cast_inputs(feed.blank(last - first), DTYPES[recipe.model.dtype]), plan, world, within)
+    numbers = options.learning_rate, options.momentum, options.weight_decay
+    optimizer = make_optimizer(options.name, model, *numbers, options.nesterov, options.betas)
+    ways = classification_loss, options.clip or None, timeline, within, virtual, threads_of(recipe) or 1
+    trainer = Trainer(model, world, rule, optimizer, *ways)
+    split = split_of(model)
     if recipe.parallel.layers != AUTO and split is not None and split.plan.splits:
         lines += [f"layers split: {split.plan}", describe_borders(split.plan.splits)]
-    check_state(trainer.model, trainer.optimizer)
+    check_state(model, optimizer)
     return feed, trainer, plan, lines
 
 
@@ -287,8 +288,11 @@ def describe_precision(recipe: Recipe, world: World, device: torch.device) -> li
     products = f"products in {str(product_dtype(recipe, device)).removeprefix('torch.')}"
     if device.type == HOST:
         counts = sorted(set(world.all_gather_object(torch.get_num_threads())))
-        threads = " or ".join(map(str, counts))
-        return [f"{products}, {threads} thread{'s' * (counts != [1])} a rank, {processor().name}", *_unused()]
+        threads = f"{' or '.join(map(str, counts))} thread{'s' * (counts != [1])}"
+        lines = [f"{products}, {threads} a rank, {processor().name}"]
+        if (unused := torch.accelerator.current_accelerator(check_available=True)) is not None:
+            lines.append(f'{unused.type} ({_model_of(unused)}) is not used: compute.device = "auto" takes it')
+        return lines
     devices = world.node_world().all_gather_object(f"{device}")
     on = ", ".join(f"rank {rank} on {name}" for rank, name in enumerate(devices))
     untuned = "; convolutions are not autotuned there" if recipe.compute.convolutions == "autotune" else ""
@@ -296,16 +300,7 @@ def describe_precision(recipe: Recipe, world: World, device: torch.device) -> li
     return list(dict.fromkeys(world.all_gather_object(f"{products}, {on} ({_model_of(device)}){sums}{untuned}")))
 
 
-def _unused() -> list[str]:
-    """Return a line about accelerators that nobody has asked for."""
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None:
-        return []
-    return [f'{accelerator.type} ({_model_of(accelerator)}) is not used: compute.device = "auto" takes it']
-
-
 def _model_of(device: torch.device) -> str:
-    """Return the name of an accelerator's model."""
     return str(getattr(module_of(device), "get_device_name", lambda _: device.type)(device))
 
 
@@ -317,27 +312,21 @@ def make_feed(
     Workers of an asynchronous rule draw and test by themselves. `observe` is called with the spans of the feed's work.
     Batches are to be copied to `device`.
     """
-    if not has_servers(rule):
-        return _feed(recipe, world, share, False, observe, device)
-    trains = world.rank < rule.seats(world.size).workers
-    group = world.split(0 if trains else 1)
-    feed = _feed(recipe, group, share, True, observe, device) if trains else None
+    data, seed, alone = recipe.data, recipe.training.seed, has_servers(rule)
+    trains, feed = not alone or world.rank < rule.seats(world.size).workers, None
+    group = world.split(0 if trains else 1) if alone else world
+    if trains and data.pack:
+        data = replace(data, threads=decoding_threads(data, share))
+        feed = packed_feed(data, group, seed, out_of_step=alone, device=device, observe=observe)
+    elif trains:
+        feed = in_memory_feed(BUILTIN_DATASETS[data.name](), group, seed, observe, data.shuffle)
+    if feed is not None:
+        feed.share_among(recipe.training.virtual_ranks)
+    if not alone and feed is not None:
+        return feed
     facts = world.call_on_root(lambda: None if feed is None else feed.facts)
     assert facts is not None, "rank 0 is a worker"
     return facts if feed is None else feed
-
-
-def _feed(
-    recipe: Recipe, world: World, share: CoreShare, out_of_step: bool, observe: Observe | None, device: torch.device
-) -> Feed:
-    data, seed = recipe.data, recipe.training.seed
-    if data.pack:
-        data = replace(data, threads=decoding_threads(data, share))
-        feed = packed_feed(data, world, seed, out_of_step=out_of_step, device=device, observe=observe)
-    else:
-        feed = in_memory_feed(BUILTIN_DATASETS[data.name](), world, seed, observe, data.shuffle)
-    feed.share_among(recipe.training.virtual_ranks)
-    return feed
 
 
 def decoding_threads(data: DataOptions, share: CoreShare) -> int:
@@ -346,10 +335,8 @@ def decoding_threads(data: DataOptions, share: CoreShare) -> int:
 
 
 def make_model(recipe: Recipe, facts: InputFacts, device: torch.device) -> torch.nn.Module:
-    """Return the recipe's network on a device, with weights from the seed, which are the same on all devices.
-
-    Raises RecipeError where it does not take the data.
-    """
+    """Return the recipe's network, whose weights from the seed are the same on all devices. Raises RecipeError where it
+    does not take the data."""
     torch.manual_seed(recipe.training.seed)
     network = make_network(recipe.model.name, recipe.model.folder, facts.classes, facts.channels)
     model = network.to(device, DTYPES[recipe.model.dtype])
@@ -361,36 +348,6 @@ def make_model(recipe: Recipe, facts: InputFacts, device: torch.device) -> torch
 def context_of(recipe: Recipe, device: torch.device) -> StepContext:
     """Return the function that gives the context in which the network computes: autocast to its number format."""
     return partial(autocast_to, product_dtype(recipe, device), DTYPES[recipe.model.dtype], device.type)
-
-
-def make_trainer(
-    recipe: Recipe,
-    world: World,
-    feed: InputFacts,
-    rule: BaseRule,
-    layers: ParallelPlan | None,
-    timeline: Timeline | None,
-    plan: ConvolutionPlan,
-    device: torch.device,
-) -> Trainer:
-    """Return the trainer of the recipe's network on a device by a rule, split by the plan `layers`.
-
-    With `convolutions = "autotune"` a warm-up step on a processor completes `plan`. Raises RecipeError where the
-    network does not take the data.
-    """
-    model, options, within = make_model(recipe, feed, device), recipe.optimizer, context_of(recipe, device)
-    dtype = DTYPES[recipe.model.dtype]
-    if layers is not None:
-        split_model(model, world, layers)
-    if recipe.compute.convolutions == "autotune" and device.type == HOST:
-        prepare(model, plan)
-        virtual = recipe.training.virtual_ranks
-        first, last = bounds(recipe.training.batch, virtual or world.size, 0 if virtual else world.rank)
-        warm_up(model, cast_inputs(feed.blank(last - first), dtype), plan, world, within)
-    numbers = options.learning_rate, options.momentum, options.weight_decay
-    optimizer = make_optimizer(options.name, model, *numbers, options.nesterov, options.betas)
-    shares = recipe.training.virtual_ranks, threads_of(recipe) or 1
-    return Trainer(model, world, rule, optimizer, classification_loss, options.clip or None, timeline, within, *shares)
 
 
 def check_fit(model: torch.nn.Module, name: str, inputs: Tensor, within: StepContext) -> None:
@@ -418,10 +375,7 @@ def choose_layers(recipe: Recipe, world: World, feed: InputFacts, rule: BaseRule
 
 
 def warm_up(model: nn.Module, inputs: Tensor, plan: ConvolutionPlan, world: World, within: StepContext) -> None:
-    """Settle `plan` on all ranks of `world` by a step of `model`, of which nothing stays, on this rank's inputs.
-
-    All ranks call it together.
-    """
+    """Settle `plan` by a step of `model` on this rank's inputs, of which nothing stays. Collective."""
     if len(inputs):
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
         if not model.training:

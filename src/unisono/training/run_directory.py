@@ -46,11 +46,8 @@ ALIVE, CHAIN = ".alive", "chain.jsonl"
 
 
 def create_run(recipe: Recipe, folder: Path | None, lock: RunLock | None) -> Path:
-    """Make a run's directory, `folder` or a new one under runs/, write the recipe into it, and `lock` it. Return it.
-    Without a lock another process holds one for this.
-
-    Raises UsageError where it cannot be made, another run is active in it, or it holds a run already.
-    """
+    """Make a run's directory, `folder` or a new one under runs/, `lock` it (None: another process does), and write the
+    recipe. Return it. Raises UsageError where it cannot be made, is in use, or holds a run already."""
     folder = folder or new_folder(recipe.name)
     with naming_os_errors(f"cannot create the run's folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +78,6 @@ def check_unused(folder: Path) -> None:
 
 
 def write_recipe(folder: Path, recipe: Recipe) -> None:
-    """Write the recipe into the run's folder."""
     replace_file(folder / RECIPE, tomli_w.dumps(to_dict(recipe)).encode())
 
 
@@ -94,15 +90,12 @@ def recipe_of(folder: Path, changes: list[str]) -> Recipe:
 
 
 def past_recipe(folder: Path) -> Recipe:
-    """Return the recipe that a run was trained by, to read what it has written; raises as `recipe_of`.
-
-    The period of its rule, which an older release may have measured, is left at the default.
-    """
+    """Return the recipe of a run whose files are read; raises as `recipe_of`. The period of its rule, which an older
+    release may have measured, is left at the default."""
     return recipe_of(folder, ["rule.every=16"])
 
 
 def add_metrics(folder: Path, line: dict[str, Any]) -> None:
-    """Append a line of metrics."""
     add_line(folder / METRICS, line)
 
 
@@ -113,10 +106,8 @@ def add_line(path: Path, line: dict[str, Any]) -> None:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics, one for each epoch that has ended; the last may be half written, and is left out.
-
-    Raises UsageError for a damaged line.
-    """
+    """Return the lines of metrics, one for each epoch that has ended, but for a last one that is half written. Raises
+    UsageError for a damaged line."""
     path = folder / METRICS
     lines = path.read_text().splitlines() if path.exists() else []
     try:
@@ -141,10 +132,8 @@ def write_steps(folder: Path, epoch: int, seconds: npt.NDArray[np.float32], kind
 
 
 def truncate_lines(folder: Path, step: int) -> None:
-    """Remove the lines of metrics and of the chain that are newer than `step`, where the run resumes.
-
-    A line that was cut off when the run was killed is removed too; a line without a step stays.
-    """
+    """Remove lines of metrics and of the chain that are newer than `step`, where the run resumes, or were cut off when
+    it was killed; a line without a step stays."""
 
     def belongs(line: bytes) -> bool:
         try:
@@ -232,7 +221,6 @@ class RunLock:
         self._path = path
 
     def release(self) -> None:
-        """Release the lock, if it is held."""
         if self._path is None:
             return
         self._path.unlink(missing_ok=True)  # before it opens: the next one makes a file of its own

@@ -78,10 +78,7 @@ def states_of(trainer: Trainer, world: World) -> tuple[dict[str, Any], dict[str,
 
 
 def load_states(trainer: Trainer, world: World, checkpoint: Checkpoint) -> list[str]:
-    """Load a checkpoint into the model and the optimizer. Return lines to report.
-
-    Raises the errors of `load_state_dict` where it does not fit.
-    """
+    """Load a checkpoint into the model and the optimizer. Return lines to report. Raises as `load_state_dict` does."""
     ranks, state = checkpoint.optimizer.get(RANKS), trainer.reducer.traits.state
     anchored = any(ANCHOR in rank.get("rule", {}).get("kept", ()) for rank in ranks or ())
     kept = state.differs and (anchored or not state.has_anchor)  # else each would begin with an anchor of its own
@@ -107,10 +104,8 @@ def load_rank(
     optimizer: dict[str, Any] | None = None,
     rule: dict[str, Any] | None = None,
 ) -> None:
-    """Load the weights of a rank after `step` steps, and if they are given the states of its optimizer and its rule.
-
-    The optimizer keeps its options: those of the recipe, which may be new.
-    """
+    """Load the weights of a rank after `step` steps, and if they are given the states of its rule and its optimizer,
+    which keeps the recipe's options: they may be new."""
     load_weights(trainer.model, weights)
     if optimizer is not None:
         groups = trainer.optimizer.param_groups
@@ -130,13 +125,12 @@ def resume_run(
     folder: Path, trainer: Trainer, world: World, memory: Path | None = None
 ) -> tuple[RunPoint, list[DamagedCheckpointError], list[str]]:
     """Load the newest complete checkpoint, or a newer copy in `memory` of some host, into the model and the optimizer.
+    Return the resume point, the damaged checkpoints, and lines to log. Collective.
 
-    Return the resume point, the damaged checkpoints, and lines to log. A run without a checkpoint begins again.
-    Nothing is changed on the disk. Called by all ranks together. Raises CheckpointError where no checkpoint is
+    Nothing is changed on the disk. A run without a checkpoint begins again. Raises CheckpointError where none is
     complete, one cannot be read, or it does not fit the model.
     """
-    damaged: list[DamagedCheckpointError] = []
-    checkpoint = None
+    checkpoint, damaged = None, list[DamagedCheckpointError]()
     if memory is not None:
         names = world.call_on_root(lambda: checkpoint_names(folder / run_directory.CHECKPOINTS))
         checkpoint = newest_copy(memory, world, newer_than=max(map(step_of, names), default=-1))
@@ -204,13 +198,11 @@ def discard_newer(
         renamed = rename_damaged(checkpoints, damaged)
     except OSError as error:
         raise CheckpointError(f"cannot rename a damaged checkpoint: {error}; rename it, then resume again") from error
-    notes = [
-        f"{damage}; it is now {new}, and the previous one is used" for damage, new in zip(damaged, renamed, strict=True)
-    ]
+    moved = zip(damaged, renamed, strict=True)
+    notes = [f"{damage}; it is now {new}, and the previous one is used" for damage, new in moved]
     if removed := remove_newer(checkpoints, step):
-        notes.append(
-            f"not all workers had left a snapshot for {', '.join(removed)}: removed, and an earlier checkpoint is used"
-        )
+        lacking = f"not all workers had left a snapshot for {', '.join(removed)}"
+        notes.append(f"{lacking}: removed, and an earlier checkpoint is used")
     run_directory.truncate_lines(folder, step if last is None else last)
     return notes
 

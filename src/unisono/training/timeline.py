@@ -70,12 +70,6 @@ MAIN_THREAD = "MainThread"
 PREDICTED = "predicted "
 """Prefix of the lane of predicted spans, which lies under the measured lane."""
 
-BACKWARD = "backward"
-"""The span of a whole backward pass."""
-
-FOLLOWING = ("allreduce", "update")
-"""Operations that follow the packing of a bucket."""
-
 Event = dict[str, Any]
 
 
@@ -90,7 +84,6 @@ class Timeline:
         self._steps: list[tuple[float, Candidate]] = []
 
     def add(self, span: OperationSpan) -> None:
-        """Add a span."""
         self._spans.append(span)
 
     def span(self, name: str, kind: str) -> AbstractContextManager[None]:
@@ -157,10 +150,8 @@ def lane_order(lane: str) -> tuple[int, bool, str, int]:
 
 
 def spans_of(step: Sequence[TaskSpan]) -> list[TimelineSpan]:
-    """Return the spans of a played step. Tasks that take no time are left out.
-
-    Parameters that are read one after another, without a wait between them, are one span: `forward`.
-    """
+    """Return the spans of a played step's tasks that take time. Parameters that are read one after another, without a
+    wait between them, are one span: `forward`."""
     spans: list[TimelineSpan] = []
     forward: int | None = None  # place of the last of these
     for span in sorted((played for played in step if played.end > played.begin), key=lambda played: played.begin):
@@ -184,10 +175,8 @@ class LaidStep(NamedTuple):
 
 
 def lay(steps: Sequence[tuple[float, Sequence[TimelineSpan]]]) -> list[TimelineSpan]:
-    """Return the predicted spans of steps on the clock of their begins, by lane and in order of time.
-
-    `steps` are the begin of each measured step, in seconds, and its predicted spans in seconds since then.
-    """
+    """Return the predicted spans of steps, by lane and in order of time: `steps` are the begin of each measured step in
+    seconds, and its predicted spans in seconds since then."""
     lanes = dict.fromkeys(span.lane for _, spans in steps for span in spans)
     return [span for lane in lanes for span in _numbered([*_laid(steps, lane)])]
 
@@ -242,7 +231,7 @@ def _nanoseconds(seconds: float) -> int:
 def _chains(spans: Sequence[TimelineSpan]) -> Iterator[list[tuple[TimelineSpan, float]]]:
     """Yield chains of spans, each with a time: the backward pass that made the gradient, its allreduce, its update."""
     in_order = sorted(spans, key=lambda span: span.begin)
-    backwards = [span for span in in_order if span.name == BACKWARD]
+    backwards = [span for span in in_order if span.name == "backward"]
     of = defaultdict[tuple[str, int], list[TimelineSpan]](list)
     for span in in_order:
         of[span.operation, span.key].append(span)
@@ -251,7 +240,7 @@ def _chains(spans: Sequence[TimelineSpan]) -> Iterator[list[tuple[TimelineSpan, 
         for pack, until in zip(packs, (*(later.begin for later in packs[1:]), float("inf")), strict=True):
             later = [
                 span
-                for operation in FOLLOWING
+                for operation in ("allreduce", "update")
                 for span in of[operation, key]
                 if pack.end <= span.end and pack.begin <= span.begin < until
             ]

@@ -184,7 +184,6 @@ class Trainer:
         return tensor.to(self.device, non_blocking=True)
 
     def _begin_update(self) -> SplitStep | ShardedStep:
-        """Return the optimizer's step that begins."""
         return self._optimizing.begin() if self.reducer.sharded is None else self.reducer.sharded.begin()
 
     def request(self, kind: str) -> None:
@@ -203,23 +202,25 @@ class Trainer:
         self.reducer.runner.wait()
         self._account()
 
-    def evaluate(self, batches: Iterable[Batch], labels: int) -> Accuracy:
+    def evaluate(self, batches: Iterable[Batch], labels: int, alone: bool = False) -> Accuracy:
         """Return the accuracy on `labels` labels; each rank evaluates its own `batches` of inputs and labels.
 
         Buffers are as the last step left them; floating-point ones are rank 0's. Where ranks' weights differ, their
-        mean is evaluated.
+        mean is evaluated; `alone`, this rank evaluates the model as it is, on batches of all labels.
         """
         with self.span("evaluation", "evaluation"):
-            self.wait()
-            with self.reducer.weights.averaged():
-                counts = self.count_correct(batches)
-            with self.recorder.record("waiting"):
-                self.world.allreduce(counts)
+            if alone:
+                counts = self._count_correct(batches)
+            else:
+                self.wait()
+                with self.reducer.weights.averaged():
+                    counts = self._count_correct(batches)
+                with self.recorder.record("waiting"):
+                    self.world.allreduce(counts)
         self.recorder.discard()
         return accuracy_of(counts, labels)
 
-    def count_correct(self, batches: Iterable[Batch]) -> torch.Tensor:
-        """Return the sum of `accuracy.count` over this rank's batches, float64, shape (4,)."""
+    def _count_correct(self, batches: Iterable[Batch]) -> torch.Tensor:
         counts = torch.zeros(4, dtype=torch.float64)
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
@@ -288,7 +289,6 @@ class Recorder:
 
     @contextmanager
     def record(self, kind: str) -> Iterator[None]:
-        """Add the time of the block to a kind."""
         start = time.perf_counter()
         try:
             yield
@@ -296,7 +296,6 @@ class Recorder:
             self.add(kind, time.perf_counter() - start)
 
     def add(self, kind: str, seconds: float) -> None:
-        """Add seconds to a kind."""
         self._now[kind] += seconds
         self._all[kind] += seconds
 

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -36,21 +36,12 @@ from unisono.mpi import MPI
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.schedules.pieces import bounds
 from unisono.step import program
-from unisono.training import run_directory
-from unisono.training.accuracy import Accuracy, LossSum, accuracy_of
+from unisono.training import cut, run_directory
+from unisono.training.accuracy import LossSum
 from unisono.training.checkpoint.files import copied, save
 from unisono.training.checkpoint.layout import Checkpoint
-from unisono.training.cut import (
-    Beginning,
-    WorkerCounters,
-    begin_new,
-    begin_replay,
-    begin_resumed,
-    centre_checkpoint,
-    compare,
-    worker_folder,
-)
-from unisono.training.player import Draw, Event, EventPlayer, Save, Snapshot, Timer, TrainStep, seed_of_step
+from unisono.training.measures import result_rows
+from unisono.training.player import CopyState, Draw, Event, EventPlayer, Save, Snapshot, Timer, TrainStep, seed_of_step
 from unisono.training.recipe import Recipe, rate_at
 from unisono.training.signals import STOPPED, SignalHandlers
 from unisono.training.state import RunPoint, check_change, load_rank
@@ -69,8 +60,8 @@ class WorkerPlayer(EventPlayer):
         links = run.trainer.reducer.links
         assert links is not None, "the reducer of an asynchronous rule has links"
         self.rule, self.links, self.worker = rule, links, run.world.rank
-        self.counters, self.request = WorkerCounters(), Request.NONE
-        self._beginning = begin_new(links.seats)
+        self.counters, self.request = cut.WorkerCounters(), Request.NONE
+        self._beginning = cut.begin_new(links.seats)
         self._made = 0  # samples of the last step
         self._sent = WorkerHeader()
         self._replies: Sequence[Reply] = ()
@@ -79,25 +70,22 @@ class WorkerPlayer(EventPlayer):
             run.notes.append(f"no prediction is sealed: rule {name} has no step that all ranks make together")
 
     def begin(self, before: Recipe | None) -> None:
-        """Load the centre of a run that is resumed, whose recipe was `before`, or the log of a replayed one."""
         run, source = self.run, self.run.options.replay
         if before is not None:
             check_change(before, run.recipe, RunPoint(step=1), run.feed.fingerprint)
-            self._beginning = begin_resumed(self.rule, run)
+            self._beginning = cut.begin_resumed(self.rule, run)
         elif source is not None:
-            self._beginning = run.world.call_on_root(lambda: begin_replay(self.links.seats, source))
+            self._beginning = run.world.call_on_root(lambda: cut.begin_replay(self.links.seats, source))
         run.began -= self._beginning.seconds
         run.notes += [*self._beginning.notes, *describe_seats(run, self.rule)]
 
     def train(self) -> int:
-        """Train as worker or serve, or both. Return the exit code."""
         run, trains = self.run, self.worker < self.links.seats.workers
         processes = run.world.all_gather_object((socket.gethostname(), os.getpid()))
         if run.world.rank == 0:
             for note in run.notes:
                 run.display.log(note)
-        request = (lambda: Request.NONE) if trains else self._take_request  # a worker's go with its headers
-        server = make_server(run, self.rule, self._beginning, processes, request)
+        server = self._make_server(processes)
         if trains:
             return leave(run, server, processes, self._train_and_serve(server))
         assert server is not None, "a rank that does not train serves"
@@ -107,18 +95,54 @@ class WorkerPlayer(EventPlayer):
             run.display.log(f"no worker is left: the run ends; resume with: unisono train --resume {run.home}")
         return leave(run, server, processes, 1 if not server.living else STOPPED if server.stopped else 0)
 
+    def _make_server(self, processes: Sequence[Process]) -> Server | None:
+        """Return the server of this rank, if it has one. Its centre has the weights and buffers of the model."""
+        run, rule, links, training = self.run, self.rule, self.links, self.run.recipe.training
+        reducer, workers = run.trainer.reducer, links.seats.workers
+        server = self.worker - (workers if rule.server == "rank" else 0)
+        if not 0 <= server < links.seats.servers:
+            return None
+        layout = reducer.programs.layout()
+        server_of = rule.server_of(layout)
+        flats = {key: flat for key, flat in reducer.weights.flats().items() if server_of[key] == server}
+        reducer.buffers.pack()
+        codings = [  # of copies: made before the first exchange moves the centre
+            Coding(rule.exchange.wire, False, {key: flat.clone() for key, flat in flats.items()})
+            for _ in range(workers)
+        ]
+        buffers = reducer.buffers.flat.clone() if layout.buffers else None
+        hosts = enumerate(processes[:workers])
+        here = {worker: process for worker, (host, process) in hosts if host == socket.gethostname()}
+        recorded, trains = self._beginning.recorded, self.worker < workers
+        return Server(
+            rule,
+            server,
+            layout,
+            Centre(flats, codings.__getitem__, buffers, reducer.buffers.move),
+            MpiPort(links.comm, workers, links.timeout, here),
+            self._beginning.states[server],
+            Budget(run.feed.samples, training.epochs, training.checkpoint_every * training.batch),
+            clock=lambda: run.elapsed,
+            timeout=links.timeout,
+            log=EventLog(run.home, server),
+            replay=None if recorded is None else Replay(recorded[server]),
+            due=Timer(60 * training.checkpoint_minutes).due,
+            request=(lambda: Request.NONE) if trains else self._take_request,  # a worker's go with its headers
+            observe=(lambda _: None) if run.timeline is None else run.timeline.add,
+            report=run.display.log,
+        )
+
     def _train_and_serve(self, server: Server | None) -> int:
-        """Train, while the server of this rank serves beside it. Return the exit code."""
         run, reducer, snapshot = self.run, self.run.trainer.reducer, self._beginning.snapshot
         wire = self.rule.exchange.wire
         coding = Coding(wire, True, reducer.weights.flats() if wire else {})
         self.exchange = reducer.exchange = WorkerExchange(self.links.seats.workers, coding)
         if snapshot is None:  # the worker begins at the centre
             state = self._beginning.states[0]
-            self.counters = WorkerCounters(state.workers[self.worker].step, known=state.samples)
+            self.counters = cut.WorkerCounters(state.workers[self.worker].step, known=state.samples)
             reducer.programs.resume(self.counters.step)
         else:
-            self.counters = WorkerCounters(**snapshot.progress)
+            self.counters = cut.WorkerCounters(**snapshot.progress)
             self.losses = LossSum(self.counters.loss)
             load_rank(run.trainer, self.counters.step, snapshot.weights, snapshot.optimizer)
         thread = None
@@ -162,7 +186,6 @@ class WorkerPlayer(EventPlayer):
         self.request = Request.STOP if kind == "stop" else max(self.request, Request.SAVE)
 
     def _take_request(self) -> Request:
-        """Return what was requested since the last call."""
         taken, self.request = self.request, Request.NONE
         return taken
 
@@ -186,13 +209,12 @@ class WorkerPlayer(EventPlayer):
                 known, orders = now.known, reply.orders
                 now.known, now.samples = reply.samples, 0
                 if orders & Order.SAVE:
-                    yield Snapshot(reply.cut, header, known)
+                    yield Snapshot(reply.cut, cut.WorkerCounters(header.step, header.samples, header.loss, known))
                 if orders & Order.CENTRE:
                     yield Save(RunPoint(reply.epoch, step=reply.cut), tests=bool(reply.ended))
             now.step, now.samples = now.step + 1, now.samples + self._made
 
     def draw(self, event: Draw) -> Iterator[Batch]:
-        """Return batches of this worker's own."""
         return self.feed.own_batches(self.batch, event.done)
 
     def step(self, event: TrainStep) -> int:
@@ -212,27 +234,24 @@ class WorkerPlayer(EventPlayer):
             self._replies = self.exchange.replies()
         return self._made
 
-    def save_own(self, event: Snapshot) -> None:
+    def copy_state(self, event: Snapshot | CopyState) -> None:
         """Write this worker's state as it was when it sent the header."""
-        trainer, header = self.run.trainer, event.header
+        assert isinstance(event, Snapshot), "a worker by itself has no others"
+        trainer = self.run.trainer
         trainer.wait()
         assert self.exchange.snapshot is not None, "it is taken when all servers have replied"
-        counters = WorkerCounters(header.step, header.samples, header.loss, event.known)
-        state = Checkpoint(event.cut, **self.exchange.snapshot, progress=asdict(counters))
+        state = Checkpoint(event.cut, **self.exchange.snapshot, progress=asdict(event.counters))
         with trainer.span("write", "checkpoint"):
-            save(worker_folder(self.run.home, self.worker), state)
+            save(cut.worker_folder(self.run.home, self.worker), state)
 
     def shared(self) -> AbstractContextManager[None]:
-        """Return a context in which the model has the weights of the centre that came last."""
         return self.run.trainer.reducer.weights.centre(self.exchange.centre, self.exchange.centre_buffers)
 
     def checkpoint(self, event: Save) -> Checkpoint:
-        """Return the centre."""
         weights = copied(self.run.trainer.model.state_dict())
-        return centre_checkpoint(event.point.step, weights, self._replies, self.run.feed.fingerprint)
+        return cut.centre_checkpoint(event.point.step, weights, self._replies, self.run.feed.fingerprint)
 
     def report_saved(self, event: Save) -> None:
-        """Log a centre that was saved within an epoch."""
         if not event.tests:
             self.run.display.log(f"saved the centre after {event.point.step} steps of all workers")
 
@@ -240,7 +259,7 @@ class WorkerPlayer(EventPlayer):
         """Test the centre. Return the metrics of the epoch, as the first server knows it."""
         reply, sent = self._replies[0], self._sent
         samples = reply.loss_samples + sent.samples
-        self.accuracy = self._test()
+        self.accuracy = self.test()
         return {
             "epoch": reply.ended,
             "step": reply.cut,
@@ -287,17 +306,8 @@ class WorkerPlayer(EventPlayer):
             weights = copied(self._state)
         weights.update(self._extra)
         step = sum(worker.step for worker in replies[0].workers)
-        centre = centre_checkpoint(step, weights, replies, self.run.feed.fingerprint)
+        centre = cut.centre_checkpoint(step, weights, replies, self.run.feed.fingerprint)
         save(self.run.home / run_directory.CHECKPOINTS, centre)
-
-    def _test(self) -> Accuracy:
-        """Return the accuracy of the model on the whole test set."""
-        run = self.run
-        with run.trainer.span("evaluation", "evaluation"):
-            source = self.feed.test_batches(run.recipe.training.batch, alone=True)
-            counts = run.trainer.count_correct(run.awaited(source))
-        run.trainer.recorder.discard()
-        return accuracy_of(counts, run.feed.test_samples * run.feed.labels_per_sample)
 
     def _end(self) -> int:
         """Take leave of the servers; the worker that they choose stores the final centre. Return the exit code."""
@@ -314,7 +324,7 @@ class WorkerPlayer(EventPlayer):
             code = STOPPED
         source = self.run.options.replay
         if orders & Order.FETCH and source is not None:
-            different = compare(self.run.home, source)
+            different = cut.compare(self.run.home, source)
             verdict = f"are those of {source}, bit for bit"
             if different is not None:
                 code, verdict = 1, f"differ from those of {source}: {different} is the first that does"
@@ -327,7 +337,6 @@ class WorkerPlayer(EventPlayer):
         return decode_reply(numbers)
 
     def _fetch(self) -> None:
-        """Store and evaluate the final centre."""
         began = time.perf_counter()
         run, header = self.run, self._header(Kind.FETCH)
         server_of = self.rule.server_of(run.trainer.reducer.programs.layout())
@@ -345,60 +354,14 @@ class WorkerPlayer(EventPlayer):
         self.play([Save(RunPoint(final.epoch, step=final.cut), tests=True)])
         assert self.accuracy is not None, "an epoch ends with the final centre"
         results = run.results(self.accuracy, final.samples, final.elapsed)
-        rows = [("steps of all workers", f"{final.cut}"), ("time", f"{final.elapsed:.2f} s")]
-        run.report(results, rows, dict(zip(KINDS, final.seconds, strict=True)))
+        rows = [*result_rows(results), ("steps of all workers", f"{final.cut}"), ("time", f"{final.elapsed:.2f} s")]
+        run.display.end(rows, dict(zip(KINDS, final.seconds, strict=True)))
         run.report_last(results)
         run.trainer.recorder.add("waiting", time.perf_counter() - began)
 
 
 Process = tuple[str, int]
 """Host and number of a rank's process."""
-
-
-def make_server(
-    run: Run,
-    rule: BaseAsynchronousRule,
-    beginning: Beginning,
-    processes: Sequence[Process],
-    request: Callable[[], Request],
-) -> Server | None:
-    """Return the server of this rank, if it has one. Its centre has the weights and buffers of the model.
-
-    `request` returns the request of a signal to this process, once.
-    """
-    reducer, training, seats = run.trainer.reducer, run.recipe.training, rule.seats(run.world.size)
-    server = run.world.rank - (seats.workers if rule.server == "rank" else 0)
-    if not 0 <= server < seats.servers:
-        return None
-    links, layout = reducer.links, reducer.programs.layout()
-    assert links is not None, "the reducer of an asynchronous rule has links"
-    server_of = rule.server_of(layout)
-    flats = {key: flat for key, flat in reducer.weights.flats().items() if server_of[key] == server}
-    reducer.buffers.pack()
-    codings = [  # of copies: made before the first exchange moves the centre
-        Coding(rule.exchange.wire, False, {key: flat.clone() for key, flat in flats.items()})
-        for _ in range(seats.workers)
-    ]
-    buffers = reducer.buffers.flat.clone() if layout.buffers else None
-    workers = enumerate(processes[: seats.workers])
-    here = {worker: process for worker, (host, process) in workers if host == socket.gethostname()}
-    return Server(
-        rule,
-        server,
-        layout,
-        Centre(flats, codings.__getitem__, buffers, reducer.buffers.move),
-        MpiPort(links.comm, seats.workers, links.timeout, here),
-        beginning.states[server],
-        Budget(run.feed.samples, training.epochs, training.checkpoint_every * training.batch),
-        clock=lambda: run.elapsed,
-        timeout=links.timeout,
-        log=EventLog(run.home, server),
-        replay=None if beginning.recorded is None else Replay(beginning.recorded[server]),
-        due=Timer(60 * training.checkpoint_minutes).due,
-        request=request,
-        observe=(lambda _: None) if run.timeline is None else run.timeline.add,
-        report=run.display.log,
-    )
 
 
 def describe_seats(run: Run, rule: BaseAsynchronousRule) -> list[str]:

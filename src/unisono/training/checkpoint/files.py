@@ -31,23 +31,8 @@ from safetensors.torch import save as to_bytes
 
 from unisono.errors import CheckpointError
 from unisono.files import naming_os_errors, sync
-from unisono.training.checkpoint.layout import (
-    CHECKPOINTS_KEPT,
-    DAMAGED_SUFFIX,
-    FORMAT,
-    MANIFEST,
-    REPLACED_SUFFIX,
-    TENSORS,
-    Checkpoint,
-    DamagedCheckpointError,
-    checkpoint_name,
-    checkpoint_names,
-    digest,
-    manifest_digest,
-    read_manifest,
-    reading,
-    step_of,
-)
+from unisono.training.checkpoint import layout
+from unisono.training.checkpoint.layout import Checkpoint, DamagedCheckpointError, checkpoint_name, checkpoint_names
 
 
 def load_newest(folder: Path, names: Sequence[str] | None = None) -> tuple[Checkpoint, list[DamagedCheckpointError]]:
@@ -56,7 +41,7 @@ def load_newest(folder: Path, names: Sequence[str] | None = None) -> tuple[Check
     `names` are those to try, in order; None: all. Raises CheckpointError when none is complete, or one that was tried
     before cannot be read or was written by a newer release.
     """
-    damaged: list[DamagedCheckpointError] = []
+    damaged = list[DamagedCheckpointError]()
     for name in reversed(checkpoint_names(folder)) if names is None else names:
         try:
             return _load(folder / name), damaged
@@ -82,10 +67,10 @@ def rename_damaged(folder: Path, damaged: Sequence[DamagedCheckpointError]) -> l
     """Rename damaged checkpoints, so that none is read as a checkpoint again. Return their new names."""
     renamed = []
     for name in (error.name for error in damaged):
-        new, count = f"{name}{DAMAGED_SUFFIX}", 1
+        new, count = f"{name}{layout.DAMAGED_SUFFIX}", 1
         while os.path.lexists(folder / new):
             count += 1
-            new = f"{name}{DAMAGED_SUFFIX}-{count}"
+            new = f"{name}{layout.DAMAGED_SUFFIX}-{count}"
         (folder / name).rename(folder / new)
         renamed.append(new)
     return renamed
@@ -93,9 +78,9 @@ def rename_damaged(folder: Path, damaged: Sequence[DamagedCheckpointError]) -> l
 
 def _load(path: Path) -> Checkpoint:
     """Read a checkpoint to its end. Raises DamagedCheckpointError, and CheckpointError where it cannot be read."""
-    manifest = read_manifest(path)
-    with reading(path, SafetensorError):
-        weights, optimizer = (load_file(path / f"{name}.safetensors") for name in TENSORS)
+    manifest = layout.read_manifest(path)
+    with layout.reading(path, SafetensorError):
+        weights, optimizer = (load_file(path / f"{name}.safetensors") for name in layout.TENSORS)
     if manifest["format"] == 1:
         states = weights, _optimizer_of_format_1(optimizer, manifest["optimizer"])
     else:
@@ -111,14 +96,11 @@ def _optimizer_of_format_1(tensors: dict[str, torch.Tensor], rest: dict[str, Any
     return {"state": state, "param_groups": rest["param_groups"]}
 
 
-def save(folder: Path, checkpoint: Checkpoint, kept: int = CHECKPOINTS_KEPT) -> Path:
-    """Write a checkpoint into `folder`, and remove older ones beyond the newest `kept`. Return its path.
-
-    Other processes may be writing other checkpoints into it. Raises CheckpointError when the disk refuses; earlier
-    checkpoints are still there.
-    """
+def save(folder: Path, checkpoint: Checkpoint, kept: int = layout.CHECKPOINTS_KEPT) -> Path:
+    """Write a checkpoint into `folder`, where other processes may write others, and remove older ones beyond the newest
+    `kept`. Return its path. Raises CheckpointError when the disk refuses; earlier checkpoints are still there."""
     target = folder / checkpoint_name(checkpoint.step)
-    aside, replaced = folder / f".{target.name}.tmp", folder / f"{target.name}{REPLACED_SUFFIX}"
+    aside, replaced = folder / f".{target.name}.tmp", folder / f"{target.name}{layout.REPLACED_SUFFIX}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _remove(aside)  # of a process that was killed
@@ -146,43 +128,41 @@ def save(folder: Path, checkpoint: Checkpoint, kept: int = CHECKPOINTS_KEPT) -> 
 
 def _write(folder: Path, checkpoint: Checkpoint) -> None:
     """Write the files of a checkpoint into a new folder, whole on the disk."""
-    states = {name: flatten_state(getattr(checkpoint, name), f"the run's {name}") for name in TENSORS}
+    states = {name: flatten_state(getattr(checkpoint, name), f"the run's {name}") for name in layout.TENSORS}
     folder.mkdir()
     files = {}
     for name, (tensors, _) in states.items():
         path = folder / f"{name}.safetensors"
         save_file(_without_shared_memory(tensors), path)
         sync(path)
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": digest(path)}
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": layout.digest(path)}
     manifest = {
-        "format": FORMAT,
+        "format": layout.FORMAT,
         "step": checkpoint.step,
         "progress": checkpoint.progress,
         **{name: outline for name, (_, outline) in states.items()},
         "files": files,
     }
-    content = json.dumps({**manifest, "sha256": manifest_digest(manifest)}, indent=1) + "\n"
-    (folder / MANIFEST).write_text(content)
-    sync(folder / MANIFEST)
+    content = json.dumps({**manifest, "sha256": layout.manifest_digest(manifest)}, indent=1) + "\n"
+    (folder / layout.MANIFEST).write_text(content)
+    sync(folder / layout.MANIFEST)
     sync(folder)
 
 
 def remove_newer(folder: Path, step: int) -> list[str]:
-    """Remove checkpoints newer than that of `step`, and what a killed run has left half written. Return their names.
-
-    The run's folder is locked: no other process writes. Raises CheckpointError where the disk refuses.
-    """
+    """Remove checkpoints newer than that of `step`, and what a killed run has left half written, of a locked folder.
+    Return their names. Raises CheckpointError where the disk refuses."""
     failure = f"cannot remove what is newer than the checkpoint of step {step} in {folder}"
     with naming_os_errors(failure, CheckpointError, "; remove it, then resume again"):
         for left in folder.glob(".step-*.tmp"):
             shutil.rmtree(left, ignore_errors=True)
-        for left in folder.glob(f"step-*{REPLACED_SUFFIX}"):
-            place = left.with_name(left.name.removesuffix(REPLACED_SUFFIX))
+        for left in folder.glob(f"step-*{layout.REPLACED_SUFFIX}"):
+            place = left.with_name(left.name.removesuffix(layout.REPLACED_SUFFIX))
             if os.path.lexists(place):
                 _remove(left)
             else:
                 left.rename(place)
-        newer = [name for name in checkpoint_names(folder) if step_of(name) > step]
+        newer = [name for name in checkpoint_names(folder) if layout.step_of(name) > step]
         for name in newer:
             _remove(folder / name)
     return newer
@@ -218,10 +198,8 @@ CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", torch.Size: "tuple"
 
 
 def flatten_state(state: object, what: str) -> tuple[dict[str, torch.Tensor], Outline]:
-    """Return the tensors of a nested value, by name, and the outline that `unflatten_state` needs with them.
-
-    Raises CheckpointError for a value that fits neither, naming `what` and the path to the value.
-    """
+    """Return the tensors of a nested value, by name, and the outline that `unflatten_state` needs with them. Raises
+    CheckpointError for a value that fits neither, naming `what` and the path to it."""
     tensors: dict[str, torch.Tensor] = {}
     names: dict[tuple[object, ...], str] = {}  # by memory
 

@@ -62,12 +62,10 @@ class DamagedCheckpointError(CheckpointError):
 
 
 def checkpoint_name(step: int) -> str:
-    """Return the name of a checkpoint's folder."""
     return f"step-{step:09d}"
 
 
 def step_of(name: str) -> int:
-    """Return the step of a checkpoint's folder."""
     return int(name.removesuffix(REPLACED_SUFFIX).removeprefix("step-"))
 
 
@@ -81,18 +79,13 @@ def checkpoint_names(folder: Path) -> list[str]:
         if not folder.is_symlink() and not folder.exists():
             return []
         names = {path.name for path in folder.iterdir()}
-    replaced = {name for name in names if name.endswith(REPLACED_SUFFIX)}
-    replaced = {name for name in replaced if name.removesuffix(REPLACED_SUFFIX) not in names}
-    return sorted(
-        name for name in names if NAME.fullmatch(name.removesuffix(REPLACED_SUFFIX) if name in replaced else name)
-    )
+    plain = ((name, name.removesuffix(REPLACED_SUFFIX)) for name in names)
+    return sorted(name for name, step in plain if NAME.fullmatch(step) and (step == name or step not in names))
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint, whose files are read to their end and compared with it.
-
-    Raises DamagedCheckpointError where they differ, and CheckpointError where one cannot be read.
-    """
+    """Return the manifest of a checkpoint, whose files are read to their end. Raises DamagedCheckpointError where they
+    differ from it, and CheckpointError where one cannot be read."""
     with reading(path):
         present = {entry.name for entry in path.iterdir()}
         if MANIFEST not in present:

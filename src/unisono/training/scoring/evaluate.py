@@ -42,14 +42,7 @@ from unisono.training.accuracy import accuracy_of, count
 from unisono.training.checkpoint.files import load_newest, load_weights
 from unisono.training.checkpoint.layout import checkpoint_names
 from unisono.training.recipe import Recipe
-from unisono.training.run import (
-    DTYPES,
-    bind_cores,
-    context_of,
-    decoding_threads,
-    make_model,
-    take_device,
-)
+from unisono.training.run import DTYPES, bind_cores, context_of, decoding_threads, make_model, take_device
 from unisono.training.scoring.evaluation import BatchThroughput, Evaluation, count_confusion, measure_throughput
 from unisono.training.state import fitting
 from unisono.user_function import is_user_function
@@ -133,10 +126,8 @@ def forward_of(model: torch.nn.Module, dtype: torch.dtype, within: StepContext, 
 def sum_scores(
     forward: Forward, batches: Iterable[Batch], classes: int | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the sums over the labels of `batches`, to be summed over ranks.
-
-    They are: `accuracy.count`, float64 (4,), and the confusion, int64 (classes, classes), or None for no `classes`.
-    """
+    """Return sums over the labels of `batches`, to be summed over ranks: `accuracy.count`, float64 (4,), and the
+    confusion, int64 (classes, classes), or None for no `classes`."""
     counts = torch.zeros(4, dtype=torch.float64)
     confusion = None if classes is None else torch.zeros(classes, classes, dtype=torch.int64)
     for inputs, labels in batches:
@@ -150,10 +141,8 @@ def sum_scores(
 
 
 def write_files(evaluation: Evaluation, facts: dict[str, Any], out: Path) -> list[Path]:
-    """Write the evaluation and its images into the folder `out`. Return the files.
-
-    Raises UsageError where the disk refuses; files of an evaluation before are then still there.
-    """
+    """Write the evaluation and its images into the folder `out`. Return the files. Raises UsageError where the disk
+    refuses; earlier files are then still there."""
     title = f"{facts['run']}, step {facts['step']}, on {facts['data']}"
     data = json.dumps({**facts, **evaluation.as_data()}, indent=1) + "\n"
     files = {EVALUATION: data.encode(), **evaluation.images(title)}
@@ -185,10 +174,8 @@ class SavedRun:
 
 
 def read_run(folder: Path) -> SavedRun:
-    """Return the saved state of the run in `folder`; nothing on the disk is changed.
-
-    Raises UsageError where it holds no run, CheckpointError where it has no complete checkpoint or one cannot be read.
-    """
+    """Return the saved state of the run in `folder`, which is not changed. Raises UsageError where it holds no run,
+    CheckpointError where it has no complete checkpoint or one cannot be read."""
     recipe = run_directory.past_recipe(folder)
     checkpoints = folder / run_directory.CHECKPOINTS
     if not checkpoint_names(checkpoints):

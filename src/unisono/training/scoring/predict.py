@@ -85,9 +85,7 @@ def predict(
 
 def most_probable(scores: torch.Tensor, name_of: Callable[[int], str], most: int) -> list[tuple[str, float]]:
     """Return the `most` most probable classes or tokens with their probabilities, best first, from scores (classes,).
-
-    Raises UsageError for scores that are not finite.
-    """
+    Raises UsageError where these are not finite."""
     if not bool(torch.isfinite(scores).all()):
         raise UsageError("the network's scores are not finite: its training has diverged; train it at a lower rate")
     best = scores.double().softmax(0).topk(min(most, len(scores)))
@@ -136,10 +134,8 @@ class FileInputs(InputFacts):
         super().__init__(len(about.classes), shape[-1], self._transform.batch(torch.zeros(1, *shape)))
 
     def read(self, path: Path) -> torch.Tensor:
-        """Return the input of a file, a batch of one sample.
-
-        Raises OSError where it cannot be read, DecodeError where it is broken or of another kind.
-        """
+        """Return the input of a file, a batch of one sample. Raises OSError where it cannot be read, DecodeError where
+        it is broken or of another kind."""
         content = path.read_bytes()
         wanted = f"the run takes {self._kind.plural}: {', '.join(self._kind.endings)}"
         if not content:
@@ -254,10 +250,8 @@ def context_after(text: torch.Tensor, end_of_text: int, window: int) -> tuple[to
 
 
 def tokenizer_of(index: Index, name: str) -> Tokenizer:
-    """Return the tokenizer of a pack of texts: bytes, or that of the file `name`.
-
-    Raises UsageError where a file is needed and none is given, PackError where its tokens are not those of the pack.
-    """
+    """Return the tokenizer of a pack of texts: bytes, or that of the file `name`. Raises UsageError where a file is
+    needed and none is given, PackError where its tokens are not those of the pack."""
     classes = index.about.classes
     bytes_per_label = find_kind(index.about.kind).bytes_per_label(classes)
     if not name and bytes_per_label is None:

@@ -86,35 +86,34 @@ class Grid:
         return {key: end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)}
 
     def points(self) -> tuple[GridPoint, ...]:
-        """Return the points of the grid, in order."""
+        short, points = self.short_keys, list[GridPoint]()
         combinations = list(itertools.product(*(axis.values for axis in self.axes)))
-        digits = len(str(len(combinations)))
-        return tuple(self._point(f"{index:0{digits}}", values) for index, values in enumerate(combinations, start=1))
-
-    def _point(self, prefix: str, values: Sequence[str]) -> GridPoint:
-        short = self.short_keys
-        settings = [(axis.key, value) for axis, value in zip(self.axes, values, strict=True)]
-        shown = [f"{short[key]}={value}" for key, value in settings if key in short]
-        name = re.sub(r"[^\w.=+-]", "_", "-".join([prefix, *shown]), flags=re.ASCII)
-        return GridPoint(
-            name[:MAX_NAME_CHARACTERS],  # the number leads, so that shortened names differ too
-            ", ".join(shown),
-            tuple(f"{key}={value}" for key, value in settings),
-            tuple(value for key, value in settings if key in short),
-        )
+        for index, values in enumerate(combinations, start=1):
+            settings = [(axis.key, value) for axis, value in zip(self.axes, values, strict=True)]
+            shown = [f"{short[key]}={value}" for key, value in settings if key in short]
+            name = "-".join([f"{index:0{len(str(len(combinations)))}}", *shown])
+            name = re.sub(r"[^\w.=+-]", "_", name, flags=re.ASCII)
+            changes = tuple(f"{key}={value}" for key, value in settings)
+            swept = tuple(value for key, value in settings if key in short)
+            # the number leads, so that shortened names differ too
+            points.append(GridPoint(name[:MAX_NAME_CHARACTERS], ", ".join(shown), changes, swept))
+        return tuple(points)
 
 
 def parse_grid(changes: Sequence[str]) -> Grid:
-    """Return the grid of options of the form key=a,b,c.
-
-    Raises RecipeError naming the option, where its form is wrong, a key or a value is there twice, or nothing is swept.
-    """
+    """Return the grid of options of the form key=a,b,c. Raises RecipeError naming the option where its form is wrong, a
+    key or a value is there twice, or nothing is swept."""
     axes: dict[str, GridAxis] = {}
     for given in changes:
-        axis = _axis(given)
-        if axis.key in axes:
-            raise RecipeError(f"--set {given}: {axis.key} is set twice; use one --set {axis.key}=a,b")
-        axes[axis.key] = axis
+        key, equals, text = (part.strip() for part in renamed_change(given).partition("="))
+        if not equals or not key:
+            raise RecipeError(f"--set {given}: not of the form key=a,b,c, as in rule.every=1,4,16")
+        values = tuple(value.strip() for value in text.split(","))
+        for value in values:
+            _check_value(given, value, values)
+        if key in axes:
+            raise RecipeError(f"--set {given}: {key} is set twice; use one --set {key}=a,b")
+        axes[key] = GridAxis(key, values)
     grid = Grid(tuple(axes.values()))
     if not grid.swept:
         raise RecipeError(
@@ -124,29 +123,21 @@ def parse_grid(changes: Sequence[str]) -> Grid:
     return grid
 
 
-def _axis(given: str) -> GridAxis:
-    key, equals, text = (part.strip() for part in renamed_change(given).partition("="))
-    if not equals or not key:
-        raise RecipeError(f"--set {given}: not of the form key=a,b,c, as in rule.every=1,4,16")
-    values = tuple(value.strip() for value in text.split(","))
-    for value in values:
-        if not value:
-            raise RecipeError(f"--set {given}: a value is empty; write '\"\"' for an empty string")
-        try:
-            tomllib.loads(f"value = {value}" if value[0] in "\"'[{" else "")
-        except tomllib.TOMLDecodeError as error:
-            reason = f"{value} is no value of TOML; a swept value cannot contain a comma"
-            raise RecipeError(f"--set {given}: {reason}") from error
-        if values.count(value) > 1:
-            raise RecipeError(f"--set {given}: the value {value} is there twice; give each value once")
-    return GridAxis(key, values)
+def _check_value(given: str, value: str, values: Sequence[str]) -> None:
+    if not value:
+        raise RecipeError(f"--set {given}: a value is empty; write '\"\"' for an empty string")
+    try:
+        tomllib.loads(f"value = {value}" if value[0] in "\"'[{" else "")
+    except tomllib.TOMLDecodeError as error:
+        reason = f"{value} is no value of TOML; a swept value cannot contain a comma"
+        raise RecipeError(f"--set {given}: {reason}") from error
+    if values.count(value) > 1:
+        raise RecipeError(f"--set {given}: the value {value} is there twice; give each value once")
 
 
 def read_recipes(path: Path, grid: Grid, ranks: int | None = None) -> dict[str, Recipe]:
-    """Return the recipe of each point, by the point's name; `ranks` overrides the number of ranks.
-
-    Raises RecipeError for an unknown key, a wrong value, a recipe that its ranks cannot run, and two equal points.
-    """
+    """Return the recipe of each point, by the point's name; `ranks` overrides theirs. Raises RecipeError for an unknown
+    key, a wrong value, a recipe that its ranks cannot run, and two equal points."""
     if ranks is not None and any(axis.key == "ranks" for axis in grid.axes):
         raise RecipeError(f"--ranks {ranks}, but --set gives ranks too; omit one of them")
     more = [] if ranks is None else [f"ranks={ranks}"]
@@ -183,7 +174,6 @@ class RunOutcome(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Outcome in a few words."""
         return f"failed, exit code {self.exit_code}" if self.status is RunStatus.FAILED else str(self.status)
 
 
@@ -202,11 +192,9 @@ class Sweep:
 
     @property
     def name(self) -> str:
-        """Name of its recipes."""
         return next(iter(self.recipes.values())).name
 
     def recipe_file(self, point: GridPoint) -> Path:
-        """Return the path of a point's recipe."""
         return self.folder / RECIPES / f"{point.name}.toml"
 
     def is_begun(self, point: GridPoint) -> bool:
@@ -240,10 +228,8 @@ def open_sweep(folder: Path) -> tuple[Sweep, Outcomes]:
 
 
 def create_or_open(given: Sweep) -> tuple[Sweep, Outcomes]:
-    """Return the sweep in the folder of `given`, which becomes that of `given` if there is none.
-
-    Raises UsageError where another sweep is there, or runs without one, or the folder cannot be read or written.
-    """
+    """Return the sweep in the folder of `given`, which becomes that of `given` if there is none. Raises UsageError for
+    another sweep, for runs without one, and where the folder cannot be read or written."""
     with naming_os_errors(f"cannot read {given.folder / SWEEP}"):
         exists = (given.folder / SWEEP).exists()
     if exists:

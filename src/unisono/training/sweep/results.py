@@ -13,7 +13,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from unisono.formats import format_duration, markdown_table
@@ -48,14 +48,12 @@ def results_of(sweep: Sweep, outcomes: Mapping[str, RunOutcome]) -> list[RunResu
     """Return the result of each run, in the order of the grid. All have one measure."""
     points = sweep.grid.points()
     metrics = [read_metrics(sweep.folder / point.name) for point in points]
-    measure, results = measure_of(line for lines in metrics for line in lines), []
+    measure, results = measure_of(line for lines in metrics for line in lines), list[RunResult]()
     for point, lines in zip(points, metrics, strict=True):
-        result = RunResult(point, outcomes.get(point.name, RunOutcome()))
-        if lines:
-            samples = sum(line["seconds"] * line["samples_per_second"] for line in lines)
-            speed = samples / sum(line["seconds"] for line in lines)
-            result = replace(result, curve=curve_of(point.label, lines, measure), speed=speed)
-        results.append(result)
+        curve = curve_of(point.label, lines, measure) if lines else None
+        samples = sum(line["seconds"] * line["samples_per_second"] for line in lines)
+        speed = samples / sum(line["seconds"] for line in lines) if lines else 0.0
+        results.append(RunResult(point, outcomes.get(point.name, RunOutcome()), curve, speed))
     return results
 
 
@@ -106,20 +104,16 @@ def grouped(grid: Grid, results: Sequence[RunResult], axes: Sequence[GridAxis]) 
 
 
 def axes_beside_seed(grid: Grid) -> list[GridAxis]:
-    """Return the swept axes but that of the seed."""
     return [axis for axis in grid.swept if axis.key != SEED]
 
 
 def sweeps_seeds(grid: Grid) -> bool:
-    """Return True where the seed is one of the swept keys."""
     return len(axes_beside_seed(grid)) < len(grid.swept)
 
 
 def to_json(sweep: Sweep, results: Sequence[RunResult]) -> str:
-    """Return the sweep and its results as JSON. Accuracies are shares, 0 to 1; times are seconds.
-
-    Values that JSON has no number for, such as the perplexity of a run that has diverged, are None.
-    """
+    """Return the sweep and its results as JSON. Accuracies are shares, 0 to 1; times are seconds; values that are not
+    finite, such as the perplexity of a run that has diverged, are None."""
     best, measure, grid = best_of(results), shared_measure(results), sweep.grid
     runs = list[dict[str, Any]]()
     for result in results:
@@ -185,7 +179,6 @@ def run_table(grid: Grid, results: Sequence[RunResult]) -> ReportTable:
 
 
 def seed_table(grid: Grid, results: Sequence[RunResult]) -> ReportTable:
-    """Return the table of mean and spread over seeds."""
     axes, measure = axes_beside_seed(grid), shared_measure(results)
     groups, keys = grouped(grid, results, axes), [grid.short_keys[axis.key] for axis in axes]
     rows = []
@@ -214,10 +207,7 @@ def to_markdown(sweep: Sweep, results: Sequence[RunResult], diagrams: Sequence[s
 
 
 def heat_maps(grid: Grid, results: Sequence[RunResult]) -> list[HeatMap]:
-    """Return the heat maps of a sweep: none where less than two keys are swept.
-
-    Where the seed is swept with at least two other keys, cells have the mean over seeds.
-    """
+    """Return the heat maps of a sweep, with means over seeds where two other keys are swept; none for less than two."""
     axes = axes_beside_seed(grid) if len(grid.swept) > 2 else grid.swept
     if len(axes) < 2:
         return []

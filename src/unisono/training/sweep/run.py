@@ -28,19 +28,8 @@ from unisono.formats import format_duration
 from unisono.training.measures import draw, finite_part
 from unisono.training.recipe import find_recipe
 from unisono.training.run_directory import RunLock, replace_file
-from unisono.training.sweep.grid import (
-    OUTPUT,
-    SWEEP,
-    GridPoint,
-    Outcomes,
-    RunOutcome,
-    RunStatus,
-    Sweep,
-    create_or_open,
-    open_sweep,
-    parse_grid,
-    read_recipes,
-)
+from unisono.training.sweep import grid
+from unisono.training.sweep.grid import OUTPUT, GridPoint, Outcomes, RunOutcome, RunStatus, Sweep
 from unisono.training.sweep.results import (
     ReportTable,
     RunResult,
@@ -72,10 +61,8 @@ Record = Callable[[GridPoint, RunOutcome], None]
 def run_points(
     sweep: Sweep, outcomes: Mapping[str, RunOutcome], record: Record, program: Sequence[str] = PROGRAM
 ) -> int | None:
-    """Make the runs that have not ended. Return the signal that stopped the sweep; None where none did.
-
-    `record` is called with the outcome of each run as it ends. `program` is the command that has `train`.
-    """
+    """Make the runs that have not ended by `program`, the command that has `train`, and call `record` with the outcome
+    of each. Return the signal that stopped the sweep; None where none did."""
     with StopSignals() as signals:
         for point in sweep.grid.points():
             if signals.received is None and not sweep.is_done(point, outcomes[point.name]):
@@ -182,30 +169,25 @@ REPORT, HEAT_MAP = "sweep.md", "heat_map.svg"
 
 
 def plan_given(recipe: Path, changes: Sequence[str], ranks: int | None, folder: Path | None) -> Sweep:
-    """Return the sweep that a command line describes; `changes` have the form key=a,b,c.
-
-    Raises RecipeError for a point whose recipe cannot be run. Nothing is written.
-    """
-    grid = parse_grid(changes)
-    recipes = read_recipes(find_recipe(recipe), grid, ranks)
-    return Sweep(folder or Path("sweeps") / next(iter(recipes.values())).name, grid, recipes)
+    """Return the sweep that a command line describes; `changes` have the form key=a,b,c. Raises RecipeError for a point
+    whose recipe cannot be run."""
+    axes = grid.parse_grid(changes)
+    recipes = grid.read_recipes(find_recipe(recipe), axes, ranks)
+    return Sweep(folder or Path("sweeps") / next(iter(recipes.values())).name, axes, recipes)
 
 
 def run_session(given: Sweep | Path, program: Sequence[str] = PROGRAM) -> int:
-    """Make the runs of a sweep that have not ended; `given` is its plan, or the folder of one to resume.
-
-    Return the exit code: 0 where all runs have ended, 128 + N after signal N, else 1. Raises UsageError where the
-    folder is in use, or has another sweep.
-    """
+    """Make the runs of a sweep that have not ended; `given` is its plan, or the folder of one to resume. Return the
+    exit code, as `exit_code`. Raises UsageError where the folder is in use, or has another sweep."""
     folder = given if isinstance(given, Path) else given.folder
     if isinstance(given, Path):
-        open_sweep(given)  # before anything is written there
+        grid.open_sweep(given)  # before anything is written there
     with naming_os_errors(f"cannot create the sweep's folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
     lock = RunLock()
     try:
         lock.take(folder)
-        sweep, outcomes = open_sweep(given) if isinstance(given, Path) else create_or_open(given)
+        sweep, outcomes = grid.open_sweep(given) if isinstance(given, Path) else grid.create_or_open(given)
         return _make(sweep, outcomes, program)
     finally:
         lock.release()
@@ -221,7 +203,7 @@ def _make(sweep: Sweep, outcomes: Outcomes, program: Sequence[str]) -> int:
 
     def results() -> list[RunResult]:
         runs = results_of(sweep, outcomes)
-        replace_file(folder / SWEEP, to_json(sweep, runs).encode())
+        replace_file(folder / grid.SWEEP, to_json(sweep, runs).encode())
         return runs
 
     def record(point: GridPoint, outcome: RunOutcome) -> None:
