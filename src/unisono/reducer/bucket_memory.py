@@ -119,7 +119,6 @@ class BucketCopies:
         """Allocate memory on the device like the host's; `stays`: no sum needs the host."""
         self._stays = stays
         self.flat = {kind: torch.zeros_like(memory, device=device) for kind, memory in host.items()}
-        """Memory on the device, by kind."""
         for memory in host.values():
             pinned(memory, device)
             weakref.finalize(self, unpin, memory, device).atexit = False
@@ -218,7 +217,8 @@ class BucketMemory:
         self.parameters, self.parts = parameters, parts
         self.strides = [*map(dense_strides, parameters)]
         """Strides of each gradient, and of what optimizers and rules keep: a parameter may be laid out anew later."""
-        self._kinds = [_kind(parameter) for parameter in parameters]
+        # count and dtype of the numbers that are sent: a complex element is a pair
+        self._kinds = [(each.numel() * (1 + each.is_complex()), each.dtype.to_real()) for each in parameters]
         self._memories = memory_kinds(self._kinds, parts.counts)
         worlds = {1: world, **(holders or {})}
         elements = required_elements(self._kinds, parts.counts)
@@ -228,8 +228,8 @@ class BucketMemory:
         """Copies of the buckets, where the parameters are on a device."""
         if device.type != "cpu":
             self.copies = BucketCopies(device, self._flat, world.device_transports(device).stays)
-        else:
-            keep_freed_memory()
+        else:  # once a program has freed so much, glibc keeps twice as much: else each step's gradients have new pages,
+            torch.empty(FREED_BYTES, dtype=torch.uint8, device="cpu")  # each of which costs a microsecond or two
         self._gradients = self._flat if self.copies is None else self.copies.flat  # where gradients lie
         self.views: list[torch.Tensor] = []
         """Gradient of each parameter, with the parameter's shape and strides."""
@@ -246,10 +246,9 @@ class BucketMemory:
         """Give every gradient a new place, for buckets that are sent in the order `sequence` (empty: as they fill).
 
         Earlier contents are lost, but those that are gradients of parameters: averages move with their places."""
-        averages = {}
-        for index, view in enumerate(self.views):
-            if lies_in(self.parameters[index].grad, view):
-                averages[index] = view.clone()
+        averages = {
+            index: view.clone() for index, view in enumerate(self.views) if lies_in(self.parameters[index].grad, view)
+        }
         for key in self.keys:
             self._finish_copies(key)
         for flat in (*self._flat.values(), *self._gradients.values()):
@@ -260,12 +259,13 @@ class BucketMemory:
         self.buckets = tuple(map(self._bucket_of, self._places))
         keys = {index: key for key, index in enumerate(sequence, 1)}
         self.filled = tuple(keys[index] for index in range(len(slices)))
-        self.views = [
-            _view(self._gradients[kind][start : start + length], parameter, strides)
-            for parameter, strides, (length, _), kind, start in zip(
-                self.parameters, self.strides, self._kinds, self._memories, self.starts, strict=True
-            )
-        ]
+        self.views = []
+        for index, (parameter, (length, _), kind) in enumerate(
+            zip(self.parameters, self._kinds, self._memories, strict=True)
+        ):
+            flat = self._gradients[kind][self.starts[index] : self.starts[index] + length]
+            elements = torch.view_as_complex(flat.view(-1, 2)) if parameter.is_complex() else flat
+            self.views.append(elements.as_strided(parameter.shape, self.strides[index]))
         for index, average in averages.items():
             self.parameters[index].grad = self.views[index].copy_(average).detach()
         self._pieces = [[self._piece_of(index, place) for index in place.parameters] for place in self._places]
@@ -321,7 +321,6 @@ class BucketMemory:
         return dict(zip(ends, present.tolist(), strict=True))
 
     def pieces(self, key: int) -> Sequence[BucketPiece]:
-        """Return the piece of each parameter in a bucket."""
         return self._pieces[key - 1]
 
     def arrivals(self, key: int) -> Iterator[torch.Tensor]:
@@ -384,7 +383,7 @@ class BucketMemory:
                 self._gather(key, fresh, flat, stream)
                 if weight != 1:
                     flat.mul_(weight)
-                self._fetch(key)
+                self.copies.fetch(key, self._sums(key, self._flat), flat)
         else:
             for index, here, part in self._pieces[key - 1]:
                 gradient = fresh[index]
@@ -415,10 +414,6 @@ class BucketMemory:
         if targets:
             torch._foreach_copy_(targets, gradients)
 
-    def _fetch(self, key: int) -> None:
-        if self.copies is not None:
-            self.copies.fetch(key, self._sums(key, self._flat), self._sums(key, self._gradients))
-
     def unpack(self, key: int) -> None:
         """Begin to copy the sums of a bucket to where its gradients lie."""
         if self.copies is not None:
@@ -430,7 +425,8 @@ class BucketMemory:
         with self.incoming(marked=True):
             for index, here, part in self._pieces[key - 1]:
                 torch.div(self.in_order(self.parameters[index].detach(), index)[part], ranks, out=flat[here])
-            self._fetch(key)
+            if self.copies is not None:
+                self.copies.fetch(key, self._sums(key, self._flat), flat)
         self.flags(key)[: len(self.place(key).ends)] = 0
 
     def read_weights(self, key: int) -> torch.Tensor:
@@ -477,12 +473,6 @@ class BucketMemory:
         return in_order(tensor, self.strides[index])
 
 
-def keep_freed_memory() -> None:
-    """Let glibc keep up to 64 MB of freed memory, as it does once a program has freed a tensor of half as much: else
-    the gradients of each step have new pages, each of which costs the kernel a microsecond or two."""
-    torch.empty(FREED_BYTES, dtype=torch.uint8, device="cpu")
-
-
 def lies_in(gradient: torch.Tensor | None, view: torch.Tensor) -> bool:
     """Return True where a gradient begins where a view does: it is the one that an average has set."""
     if gradient is None or gradient.layout is not torch.strided or gradient.device != view.device:
@@ -495,16 +485,3 @@ def distinct(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is not torch.strided:
         return tensor
     return tensor[tuple(slice(None if stride else 1) for stride in tensor.stride())]
-
-
-def _kind(parameter: torch.Tensor) -> tuple[int, torch.dtype]:
-    """Return the count and the dtype of the numbers that are sent for a parameter. A complex element is a pair."""
-    if parameter.is_complex():
-        return 2 * parameter.numel(), parameter.dtype.to_real()
-    return parameter.numel(), parameter.dtype
-
-
-def _view(flat: torch.Tensor, parameter: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """Return `flat` as a tensor like a parameter, with these strides."""
-    elements = torch.view_as_complex(flat.view(-1, 2)) if parameter.is_complex() else flat
-    return elements.as_strided(parameter.shape, strides)

@@ -70,11 +70,6 @@ class ControlResult:
     """Error of all ranks where they have compared their weights, which differ; else empty."""
 
     @property
-    def is_empty(self) -> bool:
-        """True where no rank has gradients that count."""
-        return not self.samples and not self.without_samples
-
-    @property
     def requests(self) -> Mapping[str, str]:
         """Kinds that were requested, each with its origin: "rank 2", or "3 ranks"."""
         return {kind: requested_by(*ranks) for kind, ranks in self.requested.items()}

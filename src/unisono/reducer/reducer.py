@@ -41,7 +41,7 @@ from unisono.reducer.backward_pass import BackwardPass, PassRunner
 from unisono.reducer.bucket_memory import UNSPLIT, BucketMemory, ParameterParts
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import Agreement, StepControl
-from unisono.reducer.hooks import BackwardEndCallback, attach, detach, reducer_of, register_hooks
+from unisono.reducer.hooks import ATTRIBUTE, BackwardEndCallback, attach, reducer_of, register_hooks
 from unisono.reducer.optimizer import ShardedOptimizer, SplitStep, check_known
 from unisono.reducer.programs import Programs
 from unisono.reducer.replica import ModelReplica, ShardedReplica
@@ -117,7 +117,7 @@ class Reducer:
         self._adding = [get_gradient_edge(parameter).node for parameter in self.parameters] if self.traits.sums else []
         for index, node in enumerate(self._adding):
             self._hooks.append(node.register_prehook(partial(weakly(self.before_adding), index)))
-        attach(model, self)
+        self._hooks.append(attach(model, self))
         LIVING.add(self)
 
     def loss_weight(self) -> tuple[int, float]:
@@ -195,7 +195,7 @@ class Reducer:
         self._adding.clear()
         model = self._model()
         if model is not None and reducer_of(model) is self:
-            detach(model)
+            delattr(model, ATTRIBUTE)
 
     def restore(self, state: dict[str, Any] | None) -> None:
         """Adopt the setting of a run that is resumed (`tuning.state`), if it had as many ranks and the same options."""

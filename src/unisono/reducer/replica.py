@@ -158,7 +158,8 @@ class ModelReplica:
             weight = self.memory.parts.weight(self._loss_weights, self._rank, place.parts, mean=scaled)
         if self._exact is None:
             gradients, result = self.gradients, self.agreement.result
-            if self._averages and place.parts == 1 and result is not None and result.is_empty:
+            nothing_counts = result is not None and not result.samples and not result.without_samples
+            if self._averages and place.parts == 1 and nothing_counts:
                 gradients, weight = {**self.gradients, **self._averages}, 1 / self.layout.ranks
             self.memory.pack(key, gradients, weight, self.placed)
         else:
