@@ -199,10 +199,7 @@ class Engine(Closing):
         about: Any = None,
     ) -> Handle:
         """Carry `action` out once earlier operations let it `read` and `mutate` these variables; return its handle.
-
-        `observe` is called with a span that carries `about`. Raises UsageError for a kind for which the engine has no
-        threads.
-        """
+        `observe` is called with a span that carries `about`. Raises UsageError for a kind without threads."""
         if kind not in self._pools:
             raise UsageError(f"the engine has no threads for {kind!r}; it has {', '.join(self._pools)}")
         return self._add(Handle(name or kind, read, mutate, action, kind, observe, about))
@@ -219,10 +216,8 @@ class Engine(Closing):
         observe: Observe | None = None,
         about: Any = None,
     ) -> None:
-        """Carry `action` out in this thread, once earlier operations allow it, and return when it is over.
-
-        Raises OperationError when an operation that it needs has failed, and whatever `action` raises.
-        """
+        """Carry `action` out in this thread, once earlier operations allow it, and return when it is over. Raises
+        OperationError when an operation that it needs has failed, and whatever `action` raises."""
         handle = self._add(Handle(name, read, mutate, observe=observe, about=about))
         try:
             handle.may_run.wait()
@@ -237,10 +232,8 @@ class Engine(Closing):
         self.end(handle)
 
     def end(self, expected: Handle, error: BaseException | None = None) -> None:
-        """End an operation that the caller carries out, with its error if it failed.
-
-        Do nothing if it is over already, because an operation that it needs has failed.
-        """
+        """End an operation that the caller carries out, with its error if it failed. Do nothing if it is over already,
+        because one that it needs has failed."""
         with self._lock:
             if expected.ended:
                 return
@@ -253,9 +246,7 @@ class Engine(Closing):
 
     def wait(self, *variables: Variable, seconds: float | None = None) -> bool:
         """Wait until all operations pushed to mutate these variables are over, `seconds` at most; return True if so.
-
-        Raises OperationError when one of them, or one that they needed, has failed.
-        """
+        Raises OperationError when one of them, or one that they needed, has failed."""
         probe = Handle(f"a wait for {', '.join(variable.name for variable in variables)}", variables, ())
         probe.ended = True
         return self._add(probe).wait(seconds)

@@ -9,8 +9,7 @@ Gradients on a device lie in memory like it on the device, as views, from and to
     the program's stream                                                                        └ next forward pass
 
 Where a rank is alone, or MPI moves the memory of the device (`collectives/direct.py`), sums stay there: a bucket is
-copied only where the host reads it. `record_progress` records where the program's stream is; `finish_copies` makes the
-host wait for copies of a bucket, `join` the program's stream for all work on the incoming one.
+copied only where the host reads it.
 
 Parameters of split layers are in parts: who holds the same part averages it. 4 ranks with own samples; layer A is split
 over the groups {0, 1} and {2, 3}, layer B over none:
@@ -18,9 +17,6 @@ over the groups {0, 1} and {2, 3}, layer B over none:
     rank        0    1    2    3          summed over               weight of a rank
     A           a0   a1   a0   a1         {0, 2} and {1, 3}         samples of its group / samples of all
     B           b    b    b    b          all four                  samples of the rank / samples of all
-
-The gradient of a part is a mean over the samples of the group, by which its layers weigh the losses of its ranks
-(`tensor_parallel/layouts.py`).
 """
 
 from __future__ import annotations
@@ -104,9 +100,6 @@ class BucketPiece(NamedTuple):
     part: slice
     """Its elements in the parameter, in the order of the parameter's memory."""
 
-
-FREED_BYTES = (32 << 20) - (64 << 10)
-"""Bytes of the largest block by which glibc adapts: those as large or smaller are not returned when they are freed."""
 
 LATEST = 0
 """Key of the newest mark, whichever bucket it was made for."""
@@ -228,8 +221,10 @@ class BucketMemory:
         """Copies of the buckets, where the parameters are on a device."""
         if device.type != "cpu":
             self.copies = BucketCopies(device, self._flat, world.device_transports(device).stays)
-        else:  # once a program has freed so much, glibc keeps twice as much: else each step's gradients have new pages,
-            torch.empty(FREED_BYTES, dtype=torch.uint8, device="cpu")  # each of which costs a microsecond or two
+        else:
+            # the largest block to which glibc adapts when it is freed: it keeps twice as much from then on, else the
+            # gradients of each step have new pages, each of which costs the kernel a microsecond or two
+            torch.empty((32 << 20) - (64 << 10), dtype=torch.uint8, device="cpu")
         self._gradients = self._flat if self.copies is None else self.copies.flat  # where gradients lie
         self.views: list[torch.Tensor] = []
         """Gradient of each parameter, with the parameter's shape and strides."""
@@ -244,7 +239,6 @@ class BucketMemory:
 
     def lay_out(self, order: Sequence[int], largest: int, sequence: Sequence[int] = (), end_ratio: int = 1) -> None:
         """Give every gradient a new place, for buckets that are sent in the order `sequence` (empty: as they fill).
-
         Earlier contents are lost, but those that are gradients of parameters: averages move with their places."""
         averages = {
             index: view.clone() for index, view in enumerate(self.views) if lies_in(self.parameters[index].grad, view)

@@ -17,9 +17,6 @@ from unisono.plan.trace import tensors_in
 if TYPE_CHECKING:
     from unisono.reducer.reducer import Reducer
 
-MarkReady = Callable[[int, bool], None]
-"""Function of a parameter's index, and True where no hooks of the program's own follow: they may change a gradient."""
-
 
 class BackwardEndCallback:
     """Callback for autograd at the end of a backward pass. Autograd drops it when the pass fails; `failed` is then
@@ -37,8 +34,11 @@ class BackwardEndCallback:
             self._failed()
 
 
-def register_hooks(parameters: Sequence[torch.Tensor], mark_ready: MarkReady) -> list[RemovableHandle]:
-    """Call a bound method for each gradient that is complete, as long as its object lives. Return the handles."""
+def register_hooks(
+    parameters: Sequence[torch.Tensor], mark_ready: Callable[[int, bool], None]
+) -> list[RemovableHandle]:
+    """Call a bound method for each gradient that is complete, as long as its object lives: with the parameter's index,
+    and True where no hooks of the program's own follow, which may change it. Return the handles."""
     living = weakly(mark_ready)
 
     def hook_of(index: int) -> Callable[[torch.Tensor], None]:
@@ -64,10 +64,8 @@ class Attachment:
         self.reducer = reducer
 
     def __call__(self, model: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Look for new parameters, and pass the first input to the reducer, which uses it for a warning only.
-
-        Nothing is done in compiled code, in a recomputation, or where gradients are disabled.
-        """
+        """Look for new parameters, and pass the first input to the reducer, which uses it for a warning only. Nothing
+        is done in compiled code, in a recomputation, or where gradients are disabled."""
         if torch.compiler.is_compiling() or self.reducer is None or not torch.is_grad_enabled():
             return
         if torch._C._current_graph_task_id() == -1:
