@@ -50,25 +50,24 @@ class CommunicatorPool(Closing):
 
     def worlds(self, count: int) -> list[World]:
         """Return the first `count` duplicates of the world; missing ones are created, by all ranks together."""
-        if len(self._dups) < count:  # exclusive: other operations may use the first one
-            self.engine.carry_out(partial(self._duplicate, count), (), (self.exclusive(0),), "dup")
-        return self._dups[:count]
+        self.engine.grow("communication", count)
+        return self._extended(self._dups, self._world.dup, count, "dup")
 
     def part_worlds(self, partition: Partition, count: int) -> tuple[tuple[int, ...], list[World]]:
-        """Return this rank's group in a partition of all ranks, and the first `count` worlds of that group.
+        """Return this rank's group in a partition of all ranks, and the first `count` worlds of that group. Missing
+        ones are created, by all ranks together."""
+        first, worlds = self.worlds(1)[0], self._parts.setdefault(partition, [])
+        group = next(group for group in partition if first.rank in group)
+        return group, self._extended(worlds, partial(first.group_world, partition), count, "split")
 
-        Missing ones are created, by all ranks together.
-        """
-        first = self.worlds(1)[0]
-        worlds = self._parts.setdefault(partition, [])
-
+    def _extended(self, worlds: list[World], first: Callable[[], World], count: int, name: str) -> list[World]:
         def create() -> None:
             while len(worlds) < count:
-                worlds.append(worlds[0].dup() if worlds else first.group_world(partition))
+                worlds.append(worlds[0].dup() if worlds else first())
 
-        if len(worlds) < count:
-            self.engine.carry_out(create, (), (self.exclusive(0),), "split")
-        return next(group for group in partition if first.rank in group), worlds[:count]
+        if len(worlds) < count:  # exclusive: other operations may use the first one
+            self.engine.carry_out(create, (), (self.exclusive(0),), name)
+        return worlds[:count]
 
     def exclusive(self, communicator: int) -> ExclusiveVariable:
         """Return the variable that keeps the exchanges of a communicator in order."""
@@ -83,7 +82,6 @@ class CommunicatorPool(Closing):
         return self._registered
 
     def finish(self) -> None:
-        """Wait for the work under way of all users."""
         for user in list(self._users):
             user.finish()
 
@@ -93,11 +91,6 @@ class CommunicatorPool(Closing):
         for user in list(self._users):
             user.release()
         self.engine.close()
-
-    def _duplicate(self, count: int) -> None:
-        while len(self._dups) < count:
-            self._dups.append((self._dups[0] if self._dups else self._world).dup())
-        self.engine.grow("communication", count)
 
 
 class ModelCollectives:

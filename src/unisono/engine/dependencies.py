@@ -35,12 +35,9 @@ class Variable:
         self.name = name
         self.failure: Failure | None = None
         """Failure that has spoilt the variable; None while it is good."""
-        self._queue: deque[tuple[PendingOperation, bool]] = deque()  # waiting operations; True for those that mutate
+        self.queue: deque[tuple[PendingOperation, bool]] = deque()  # waiting operations; True for those that mutate
         self._readers = 0
         self._mutating = False
-
-    def enter(self, operation: PendingOperation, mutates: bool) -> None:
-        self._queue.append((operation, mutates))
 
     def leave(self, operation: PendingOperation, mutates: bool) -> None:
         """Remove an admitted operation that is over."""
@@ -52,11 +49,11 @@ class Variable:
 
     def admit(self) -> Iterable[PendingOperation]:
         """Admit and yield the operations at the head of the queue that may run now."""
-        while self._queue and not self._mutating:
-            operation, mutates = self._queue[0]
+        while self.queue and not self._mutating:
+            operation, mutates = self.queue[0]
             if mutates and self._readers:
                 return
-            self._queue.popleft()
+            self.queue.popleft()
             if mutates:
                 self._mutating = True
             else:
@@ -68,7 +65,6 @@ class ExclusiveVariable(Variable):
     """Variable that admits one operation at a time, in order. No failure is passed on: none needs another's result."""
 
     def leave(self, operation: PendingOperation, mutates: bool) -> None:
-        """Remove an admitted operation that is over."""
         super().leave(operation, mutates)
         self.failure = None
 
@@ -90,30 +86,26 @@ class PendingOperation:
 def enqueue(operation: PendingOperation) -> bool:
     """Queue the operation up at all its variables. Return True if it is ready."""
     for variable, mutates in operation.variables:
-        variable.enter(operation, mutates)
-    for variable, _ in operation.variables:
-        for admitted in variable.admit():
-            assert admitted is operation, "all others that could be admitted have been"
-            operation.open -= 1
-    if not operation.open:
-        _inherit(operation)
+        variable.queue.append((operation, mutates))
+    _admit(operation)
     return not operation.open
 
 
 def complete(operation: PendingOperation) -> list[PendingOperation]:
     """End the operation. Return those that are ready now, in the order of its variables."""
-    ready: list[PendingOperation] = []
     for variable, mutates in operation.variables:
         variable.leave(operation, mutates)
+    return _admit(operation)
+
+
+def _admit(operation: PendingOperation) -> list[PendingOperation]:
+    """Let the operation's variables admit others. Those that are ready take over the failure of any that they need."""
+    ready: list[PendingOperation] = []
+    for variable, _ in operation.variables:
         for admitted in variable.admit():
             admitted.open -= 1
             if not admitted.open:
-                _inherit(admitted)
+                for needed, _ in admitted.variables:
+                    admitted.failure = admitted.failure or needed.failure
                 ready.append(admitted)
     return ready
-
-
-def _inherit(operation: PendingOperation) -> None:
-    """Take over the failure of any variable that the operation needs."""
-    for variable, _ in operation.variables:
-        operation.failure = operation.failure or variable.failure

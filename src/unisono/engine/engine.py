@@ -85,21 +85,16 @@ class Handle(PendingOperation):
         """True once nothing is left to be carried out. Changes once, with the engine's lock held."""
         self.may_run = threading.Event()
         """Set when a caller outside the engine's threads may carry it out."""
-        self._over = threading.Event()
-
-    def finish(self) -> None:
-        """Mark the operation as over."""
-        self.may_run.set()
-        self._over.set()
+        self.over = threading.Event()
 
     @property
     def succeeded(self) -> bool:
         """True once it is over without a failure."""
-        return self._over.is_set() and self.failure is None
+        return self.over.is_set() and self.failure is None
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until it is over, `seconds` at most; return True if it is. Raises OperationError when it has failed."""
-        if not self._over.wait(seconds):
+        if not self.over.wait(seconds):
             return False
         if (failure := self.failure) is not None:
             name = self.name
@@ -125,8 +120,7 @@ class ThreadPool:
     """Pool of `threads` threads that run submitted actions. The first submission starts them; they end with it."""
 
     def __init__(self, name: str, threads: int) -> None:
-        self._name = name
-        self._size = threads
+        self._name, self._size = name, threads
         self._queue: SimpleQueue[Action | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -138,7 +132,6 @@ class ThreadPool:
             self._start()
 
     def close(self) -> None:
-        """End the threads, once all submitted actions are done."""
         with self._lock:  # another thread may still be starting them, although its action is done
             _end(self._queue, len(self._threads))
             for thread in self._threads:
@@ -165,8 +158,7 @@ class Closing(ABC):
     """Object that its `with` block closes on success; after an error it is not closed, as work may never end."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Wait for the work under way, and end."""
+    def close(self) -> None: ...
 
     def __enter__(self) -> Self:
         return self
@@ -207,16 +199,12 @@ class Engine(Closing):
         about: Any = None,
     ) -> Handle:
         """Carry `action` out once earlier operations let it `read` and `mutate` these variables; return its handle.
-
-        `observe` is called with a span that carries `about`. Raises UsageError for a kind for which the engine has no
-        threads.
-        """
+        `observe` is called with a span that carries `about`. Raises UsageError for a kind without threads."""
         if kind not in self._pools:
             raise UsageError(f"the engine has no threads for {kind!r}; it has {', '.join(self._pools)}")
         return self._add(Handle(name or kind, read, mutate, action, kind, observe, about))
 
     def grow(self, kind: str, threads: int) -> None:
-        """Provide at least `threads` threads for a kind of work."""
         self._pools[kind].grow(threads)
 
     def carry_out(
@@ -228,10 +216,8 @@ class Engine(Closing):
         observe: Observe | None = None,
         about: Any = None,
     ) -> None:
-        """Carry `action` out in this thread, once earlier operations allow it, and return when it is over.
-
-        Raises OperationError when an operation that it needs has failed, and whatever `action` raises.
-        """
+        """Carry `action` out in this thread, once earlier operations allow it, and return when it is over. Raises
+        OperationError when an operation that it needs has failed, and whatever `action` raises."""
         handle = self._add(Handle(name, read, mutate, observe=observe, about=about))
         try:
             handle.may_run.wait()
@@ -246,10 +232,8 @@ class Engine(Closing):
         self.end(handle)
 
     def end(self, expected: Handle, error: BaseException | None = None) -> None:
-        """End an operation that the caller carries out, with its error if it failed.
-
-        Do nothing if it is over already, because an operation that it needs has failed.
-        """
+        """End an operation that the caller carries out, with its error if it failed. Do nothing if it is over already,
+        because one that it needs has failed."""
         with self._lock:
             if expected.ended:
                 return
@@ -262,9 +246,7 @@ class Engine(Closing):
 
     def wait(self, *variables: Variable, seconds: float | None = None) -> bool:
         """Wait until all operations pushed to mutate these variables are over, `seconds` at most; return True if so.
-
-        Raises OperationError when one of them, or one that they needed, has failed.
-        """
+        Raises OperationError when one of them, or one that they needed, has failed."""
         probe = Handle(f"a wait for {', '.join(variable.name for variable in variables)}", variables, ())
         probe.ended = True
         return self._add(probe).wait(seconds)
@@ -311,8 +293,7 @@ class Engine(Closing):
 
     def _report(self, handle: Handle, begin: float) -> None:
         if handle.observe is not None:
-            thread = threading.current_thread().name
-            now = time.perf_counter()
+            thread, now = threading.current_thread().name, time.perf_counter()
             handle.observe(OperationSpan(handle.name, handle.kind, thread, begin, now, handle.about))
 
     def _finish(self, handle: Handle) -> None:
@@ -327,6 +308,7 @@ class Engine(Closing):
                 self._pending -= 1
                 if not self._pending:
                     self._idle.notify_all()
-            handle.finish()
+            handle.may_run.set()
+            handle.over.set()
             for successor in begin:
                 self._begin(successor)

@@ -59,8 +59,7 @@ class LayerwiseOptimizer(torch.optim.Optimizer):
         """Return the factor of a layer's rate, from the norms of its weights and its direction, both above 0."""
 
     def move(self, weights: Tensor, direction: Tensor, _: State, __: State, rate: float, ___: bool) -> None:
-        """Move weights along a direction, in place, at a rate that is scaled already. The others are those of
-        `direction`."""
+        """Move weights along a direction, in place, at a rate that is scaled. The others are those of `direction`."""
         weights.sub_(direction, alpha=rate)
 
     @torch.no_grad()
@@ -109,7 +108,6 @@ class LARS(LayerwiseOptimizer):
         return gradient
 
     def scale(self, weights: float, direction: float, group: State) -> float:
-        """Return trust |w| / (|g| + decay |w|)."""
         factor: float = group["trust"] * weights / (direction + group["weight_decay"] * weights)
         return factor
 
@@ -151,5 +149,4 @@ class LAMB(LayerwiseOptimizer):
         return torch.view_as_complex(step) if is_complex else step
 
     def scale(self, weights: float, direction: float, _: State) -> float:
-        """Return |w| / |u|."""
         return weights / direction

@@ -29,8 +29,7 @@ class Accumulation:
         self._version = self._version_of_pass = self._weights_version()
         self.averages = True
         """True where the next backward pass averages the gradients."""
-        self.accumulated = False
-        """True where gradients of this rank have been accumulated and not averaged."""
+        self.accumulated = False  # whether gradients of this rank have been, and were not averaged
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -52,8 +51,7 @@ class Accumulation:
         return self._version_of_pass - self._version
 
     def end_average(self) -> None:
-        """Record that the gradients of all ranks have been set, for these weights. Raises UsageError where weights have
-        changed since the pass began."""
+        """Record that all gradients are set. Raises UsageError where weights have changed since the pass began."""
         version = self._weights_version()
         if version != self._version_of_pass:
             raise UsageError(
@@ -75,12 +73,9 @@ class Accumulation:
         self._summed = {index for index in self._summed if lies_in(parameters[index].grad, views[index])}
 
     def take_share(self, index: int, contributes: bool) -> bool:
-        """Make the sum of the last pass in a parameter's `.grad` this rank's share of it. The gradient of the next pass
-        is about to be added, or there is none.
-
-        Return True where the rank contributes that share alone: it has no samples, but its weights are those of the
-        last pass.
-        """
+        """Make the sum of the last pass in a parameter's `.grad` this rank's share of it, before the next pass adds to
+        it. Return True where the rank contributes that share alone: it has no samples, but its weights are those of the
+        last pass."""
         gradient = self._memory.parameters[index].grad
         if index in self._summed:
             self._summed.remove(index)
@@ -96,18 +91,13 @@ class Accumulation:
     def has_gradients(self) -> bool:
         """Return True where this rank has gradients that no average has set. Zeros count if they were accumulated, or
         set by the program; not those that were written in place, as by `zero_grad(set_to_none=False)`."""
-        return any(
-            parameter.grad is not None
-            and not isinstance(parameter.grad, ScatteredGradient)
-            and (
-                self.accumulated
-                or parameter.grad.is_sparse
-                or (not lies_in(parameter.grad, view) and (_is_new(parameter.grad) or bool(parameter.grad.any())))
-            )
-            for parameter, view in zip(self._memory.parameters, self._memory.views, strict=True)
-        )
-
-
-def _is_new(gradient: torch.Tensor) -> bool:
-    """Return True for a tensor that nobody has written into; those of inference mode do not count their versions."""
-    return gradient.is_inference() or not gradient._version
+        for parameter, view in zip(self._memory.parameters, self._memory.views, strict=True):
+            gradient = parameter.grad
+            if gradient is None or isinstance(gradient, ScatteredGradient):
+                continue
+            if self.accumulated or gradient.is_sparse:
+                return True
+            written = not gradient.is_inference() and gradient._version  # those of inference mode count no versions
+            if not lies_in(gradient, view) and (not written or bool(gradient.any())):
+                return True
+        return False

@@ -9,8 +9,7 @@ Gradients on a device lie in memory like it on the device, as views, from and to
     the program's stream                                                                        └ next forward pass
 
 Where a rank is alone, or MPI moves the memory of the device (`collectives/direct.py`), sums stay there: a bucket is
-copied only where the host reads it. `record_progress` records where the program's stream is; `finish_copies` makes the
-host wait for copies of a bucket, `join` the program's stream for all work on the incoming one.
+copied only where the host reads it.
 
 Parameters of split layers are in parts: who holds the same part averages it. 4 ranks with own samples; layer A is split
 over the groups {0, 1} and {2, 3}, layer B over none:
@@ -18,9 +17,6 @@ over the groups {0, 1} and {2, 3}, layer B over none:
     rank        0    1    2    3          summed over               weight of a rank
     A           a0   a1   a0   a1         {0, 2} and {1, 3}         samples of its group / samples of all
     B           b    b    b    b          all four                  samples of the rank / samples of all
-
-The gradient of a part is a mean over the samples of the group, by which its layers weigh the losses of its ranks
-(`tensor_parallel/layouts.py`).
 """
 
 from __future__ import annotations
@@ -105,9 +101,6 @@ class BucketPiece(NamedTuple):
     """Its elements in the parameter, in the order of the parameter's memory."""
 
 
-FREED_BYTES = (32 << 20) - (64 << 10)
-"""Bytes of the largest block by which glibc adapts: those as large or smaller are not returned when they are freed."""
-
 LATEST = 0
 """Key of the newest mark, whichever bucket it was made for."""
 
@@ -119,7 +112,6 @@ class BucketCopies:
         """Allocate memory on the device like the host's; `stays`: no sum needs the host."""
         self._stays = stays
         self.flat = {kind: torch.zeros_like(memory, device=device) for kind, memory in host.items()}
-        """Memory on the device, by kind."""
         for memory in host.values():
             pinned(memory, device)
             weakref.finalize(self, unpin, memory, device).atexit = False
@@ -170,8 +162,7 @@ class BucketCopies:
             self._leaving[key] = self._streams.record()
 
     def staying(self, key: int) -> Generator[torch.Tensor, None, bool]:
-        """Yield the bucket on the device, if it was not copied, for a sum on a stream of the thread's own. Return True
-        if so."""
+        """Yield the bucket on the device, if it stays, for a sum on a stream of the thread's own. Return True if so."""
         if (unfetched := self._unfetched.get(key)) is None:
             return False
         host, flat, computed = unfetched
@@ -218,7 +209,8 @@ class BucketMemory:
         self.parameters, self.parts = parameters, parts
         self.strides = [*map(dense_strides, parameters)]
         """Strides of each gradient, and of what optimizers and rules keep: a parameter may be laid out anew later."""
-        self._kinds = [_kind(parameter) for parameter in parameters]
+        # count and dtype of the numbers that are sent: a complex element is a pair
+        self._kinds = [(each.numel() * (1 + each.is_complex()), each.dtype.to_real()) for each in parameters]
         self._memories = memory_kinds(self._kinds, parts.counts)
         worlds = {1: world, **(holders or {})}
         elements = required_elements(self._kinds, parts.counts)
@@ -229,7 +221,9 @@ class BucketMemory:
         if device.type != "cpu":
             self.copies = BucketCopies(device, self._flat, world.device_transports(device).stays)
         else:
-            keep_freed_memory()
+            # the largest block to which glibc adapts when it is freed: it keeps twice as much from then on, else the
+            # gradients of each step have new pages, each of which costs the kernel a microsecond or two
+            torch.empty((32 << 20) - (64 << 10), dtype=torch.uint8, device="cpu")
         self._gradients = self._flat if self.copies is None else self.copies.flat  # where gradients lie
         self.views: list[torch.Tensor] = []
         """Gradient of each parameter, with the parameter's shape and strides."""
@@ -244,12 +238,10 @@ class BucketMemory:
 
     def lay_out(self, order: Sequence[int], largest: int, sequence: Sequence[int] = (), end_ratio: int = 1) -> None:
         """Give every gradient a new place, for buckets that are sent in the order `sequence` (empty: as they fill).
-
         Earlier contents are lost, but those that are gradients of parameters: averages move with their places."""
-        averages = {}
-        for index, view in enumerate(self.views):
-            if lies_in(self.parameters[index].grad, view):
-                averages[index] = view.clone()
+        averages = {
+            index: view.clone() for index, view in enumerate(self.views) if lies_in(self.parameters[index].grad, view)
+        }
         for key in self.keys:
             self._finish_copies(key)
         for flat in (*self._flat.values(), *self._gradients.values()):
@@ -260,12 +252,13 @@ class BucketMemory:
         self.buckets = tuple(map(self._bucket_of, self._places))
         keys = {index: key for key, index in enumerate(sequence, 1)}
         self.filled = tuple(keys[index] for index in range(len(slices)))
-        self.views = [
-            _view(self._gradients[kind][start : start + length], parameter, strides)
-            for parameter, strides, (length, _), kind, start in zip(
-                self.parameters, self.strides, self._kinds, self._memories, self.starts, strict=True
-            )
-        ]
+        self.views = []
+        for index, (parameter, (length, _), kind) in enumerate(
+            zip(self.parameters, self._kinds, self._memories, strict=True)
+        ):
+            flat = self._gradients[kind][self.starts[index] : self.starts[index] + length]
+            elements = torch.view_as_complex(flat.view(-1, 2)) if parameter.is_complex() else flat
+            self.views.append(elements.as_strided(parameter.shape, self.strides[index]))
         for index, average in averages.items():
             self.parameters[index].grad = self.views[index].copy_(average).detach()
         self._pieces = [[self._piece_of(index, place) for index in place.parameters] for place in self._places]
@@ -321,7 +314,6 @@ class BucketMemory:
         return dict(zip(ends, present.tolist(), strict=True))
 
     def pieces(self, key: int) -> Sequence[BucketPiece]:
-        """Return the piece of each parameter in a bucket."""
         return self._pieces[key - 1]
 
     def arrivals(self, key: int) -> Iterator[torch.Tensor]:
@@ -355,8 +347,7 @@ class BucketMemory:
             self.copies.join()
 
     def free_buckets(self) -> None:
-        """Copy the gradients that lie in the buckets, but not where their own place is, as swapped or transposed ones:
-        a pass is about to write there."""
+        """Copy gradients that lie in the buckets, but not in their own place (swapped ones): a pass writes there."""
         storages = {flat.untyped_storage().data_ptr() for flat in self._gradients.values()}
         for parameter, view in zip(self.parameters, self.views, strict=True):
             gradient = parameter.grad
@@ -384,7 +375,7 @@ class BucketMemory:
                 self._gather(key, fresh, flat, stream)
                 if weight != 1:
                     flat.mul_(weight)
-                self._fetch(key)
+                self.copies.fetch(key, self._sums(key, self._flat), flat)
         else:
             for index, here, part in self._pieces[key - 1]:
                 gradient = fresh[index]
@@ -415,10 +406,6 @@ class BucketMemory:
         if targets:
             torch._foreach_copy_(targets, gradients)
 
-    def _fetch(self, key: int) -> None:
-        if self.copies is not None:
-            self.copies.fetch(key, self._sums(key, self._flat), self._sums(key, self._gradients))
-
     def unpack(self, key: int) -> None:
         """Begin to copy the sums of a bucket to where its gradients lie."""
         if self.copies is not None:
@@ -430,7 +417,8 @@ class BucketMemory:
         with self.incoming(marked=True):
             for index, here, part in self._pieces[key - 1]:
                 torch.div(self.in_order(self.parameters[index].detach(), index)[part], ranks, out=flat[here])
-            self._fetch(key)
+            if self.copies is not None:
+                self.copies.fetch(key, self._sums(key, self._flat), flat)
         self.flags(key)[: len(self.place(key).ends)] = 0
 
     def read_weights(self, key: int) -> torch.Tensor:
@@ -462,8 +450,7 @@ class BucketMemory:
         self.bucket(key).copy_(flat)
 
     def segments(self, key: int, group: Sequence[int], rank: int) -> tuple[PlacedSegment, ...]:
-        """Return the segments in a rank's shard of a bucket that the ranks of a group share: of its gradients, without
-        the flags behind them."""
+        """Return the segments in a rank's shard of a bucket that a group shares, without the flags behind them."""
         ranges = ((index, here.start, here.stop, part.start) for index, here, part in self._pieces[key - 1])
         return segments_of(ranges, len(self.sums(key)), len(group), group.index(rank))
 
@@ -475,12 +462,6 @@ class BucketMemory:
     def in_order(self, tensor: torch.Tensor, index: int) -> torch.Tensor:
         """Return the elements of a tensor like a parameter, flat, in the order of the parameter's memory."""
         return in_order(tensor, self.strides[index])
-
-
-def keep_freed_memory() -> None:
-    """Let glibc keep up to 64 MB of freed memory, as it does once a program has freed a tensor of half as much: else
-    the gradients of each step have new pages, each of which costs the kernel a microsecond or two."""
-    torch.empty(FREED_BYTES, dtype=torch.uint8, device="cpu")
 
 
 def lies_in(gradient: torch.Tensor | None, view: torch.Tensor) -> bool:
@@ -495,16 +476,3 @@ def distinct(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is not torch.strided:
         return tensor
     return tensor[tuple(slice(None if stride else 1) for stride in tensor.stride())]
-
-
-def _kind(parameter: torch.Tensor) -> tuple[int, torch.dtype]:
-    """Return the count and the dtype of the numbers that are sent for a parameter. A complex element is a pair."""
-    if parameter.is_complex():
-        return 2 * parameter.numel(), parameter.dtype.to_real()
-    return parameter.numel(), parameter.dtype
-
-
-def _view(flat: torch.Tensor, parameter: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """Return `flat` as a tensor like a parameter, with these strides."""
-    elements = torch.view_as_complex(flat.view(-1, 2)) if parameter.is_complex() else flat
-    return elements.as_strided(parameter.shape, strides)

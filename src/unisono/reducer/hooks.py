@@ -6,7 +6,6 @@ They keep nothing alive: Python's collector does not see what holds hooks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,9 +16,6 @@ from unisono.plan.trace import tensors_in
 
 if TYPE_CHECKING:
     from unisono.reducer.reducer import Reducer
-
-MarkReady = Callable[[int, bool], None]
-"""Function of a parameter's index, and True where no hooks of the program's own follow: they may change a gradient."""
 
 
 class BackwardEndCallback:
@@ -38,8 +34,11 @@ class BackwardEndCallback:
             self._failed()
 
 
-def register_hooks(parameters: Sequence[torch.Tensor], mark_ready: MarkReady) -> list[RemovableHandle]:
-    """Call a bound method for each gradient that is complete, as long as its object lives. Return the handles."""
+def register_hooks(
+    parameters: Sequence[torch.Tensor], mark_ready: Callable[[int, bool], None]
+) -> list[RemovableHandle]:
+    """Call a bound method for each gradient that is complete, as long as its object lives: with the parameter's index,
+    and True where no hooks of the program's own follow, which may change it. Return the handles."""
     living = weakly(mark_ready)
 
     def hook_of(index: int) -> Callable[[torch.Tensor], None]:
@@ -61,39 +60,26 @@ ATTRIBUTE = "_unisono"
 class Attachment:
     """Link from a model to its Reducer. Copies of the model are not linked."""
 
-    handle: RemovableHandle
-
     def __init__(self, reducer: Reducer | None) -> None:
         self.reducer = reducer
 
     def __call__(self, model: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Look for new parameters, and pass the first input to the reducer, which uses it for a warning only.
-
-        Nothing is done in compiled code, in a recomputation, or where gradients are disabled.
-        """
+        """Look for new parameters, and pass the first input to the reducer, which uses it for a warning only. Nothing
+        is done in compiled code, in a recomputation, or where gradients are disabled."""
         if torch.compiler.is_compiling() or self.reducer is None or not torch.is_grad_enabled():
             return
         if torch._C._current_graph_task_id() == -1:
             self.reducer.structure.check(model)
             self.reducer.on_forward(next(tensors_in((*inputs, *named.values())), None))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
-        return Attachment(None)
-
     def __reduce__(self) -> tuple[type[Attachment], tuple[None]]:
         return Attachment, (None,)
 
 
-def attach(model: torch.nn.Module, reducer: Reducer) -> None:
+def attach(model: torch.nn.Module, reducer: Reducer) -> RemovableHandle:
     attachment = Attachment(reducer)
-    attachment.handle = model.register_forward_pre_hook(attachment, with_kwargs=True)
     setattr(model, ATTRIBUTE, attachment)
-
-
-def detach(model: torch.nn.Module) -> None:
-    attachment: Attachment = getattr(model, ATTRIBUTE)
-    attachment.handle.remove()
-    delattr(model, ATTRIBUTE)
+    return model.register_forward_pre_hook(attachment, with_kwargs=True)
 
 
 def reducer_of(model: torch.nn.Module) -> Reducer | None:
@@ -118,23 +104,17 @@ class WaitOnAccess(dict[str, Any]):
         super().__setitem__(name, value)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the value of that name, up to date."""
         self.wait_for(super().get(name, default))
         return super().get(name, default)
 
     def items(self) -> Any:
-        """Return all items, up to date."""
         self.values()
         return super().items()
 
     def values(self) -> Any:
-        """Return all values, up to date."""
         for value in super().values():
             self.wait_for(value)
         return super().values()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
-        return deepcopy(dict(self.items()), memo)
 
     def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
         return dict, (dict(self.items()),)

@@ -6,8 +6,7 @@ In parts, each runs as soon as its gradients are ready, from a `Trainer`:
     part of bucket   group 0:    w1       group 1: w3            the same class, options and state, of fewer parameters
 
 PyTorch's optimizers and those in `optimizers/` update each parameter independently, so the parts together equal the
-whole step, bit for bit. Any other optimizer, or one with hooks, makes its whole step when all gradients are ready, and
-the main thread waits for it. LBFGS evaluates the loss several times in a step, which is not supported.
+whole step, bit for bit. Any other, or one with hooks, makes its whole step when all gradients are ready.
 
 In shards, each rank keeps the state of its shards alone, and the step follows a sum in shards:
 
@@ -58,16 +57,13 @@ from unisono.reducer.replica import ModelReplica, ShardedReplica
 from unisono.reducer.scattered_gradient import GradientUse, scatter, use_of
 from unisono.step.layout import Updates
 
-PER_PARAMETER_MODULES = ("torch.optim.", "unisono.optimizers.")
-"""Module prefixes of the optimizers that update each parameter independently."""
-
 
 class SplitStep:
     """Step of an optimizer, with the options (learning rate) it had when it began. Later changes have no effect."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._optimizer, self._parameters = optimizer, parameters
-        per_parameter = type(optimizer).__module__.startswith(PER_PARAMETER_MODULES)
+        per_parameter = type(optimizer).__module__.startswith(("torch.optim.", "unisono.optimizers."))
         splits = per_parameter and not is_patched(optimizer) and not has_hooks(optimizer)
         self.updates = Updates.PARTS if splits else Updates.WHOLE
         """PARTS where the step is made in parts, which need not be waited for; else WHOLE."""
@@ -105,17 +101,13 @@ class BucketedOptimizer:
             setattr(optimizer, name, waiting)
 
     def begin(self) -> SplitStep:
-        """Return the step that begins.
-
-        Raises UsageError for a trainable parameter of the optimizer whose gradients are not averaged.
-        """
+        """Return the step that begins. Raises UsageError for a trainable parameter whose gradients are not averaged."""
         begin_step(self._optimizer, self._known)
         return SplitStep(self._optimizer, self._parameters)
 
 
 def begin_step(optimizer: torch.optim.Optimizer, known: Collection[int]) -> None:
-    """Mark the optimizer's step as made. Raises UsageError for a trainable parameter whose id is not among the `known`
-    ones of the model."""
+    """Mark the optimizer's step as made. Raises UsageError as `check_known` does."""
     optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look for
     check_known(optimizer, known)
 
@@ -161,9 +153,8 @@ class ShardedOptimizer:
         names: Sequence[str],
         own_loop: bool,
     ) -> None:
-        """Take the optimizer over, on all ranks together; `names` are the parameters'. With `own_loop` its step is made
-        when the program calls it. Raises UsageError for one that cannot be stepped in shards, and for one that has
-        been."""
+        """Take the optimizer over, on all ranks together. With `own_loop` its step is made when the program calls it.
+        Raises UsageError for one that cannot be stepped in shards, and for one that has been."""
         check_optimizer(optimizer)
         self.optimizer, self._programs, self._runner, self._names = optimizer, programs, runner, names
         self._memory, self._collectives = programs.memory, programs.collectives
@@ -206,8 +197,7 @@ class ShardedOptimizer:
             self._placeholders = scatter(self._parameters, self._names, summed.has_gradient)
 
     def state_dict(self, root: int | None = None) -> dict[str, Any]:
-        """Return the state as if unsharded; with `root`, only there, and no parameter's state elsewhere. Called by all
-        ranks together."""
+        """Return the state as if unsharded; with `root`, parameters' state only there. Called by all ranks together."""
         optimizer, shards, full = self.optimizer, self.optimizer.state, self._full_state(root)
         optimizer.state = full
         try:
@@ -216,8 +206,8 @@ class ShardedOptimizer:
             optimizer.state = shards
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes of a copy, which is not sharded: `copy.deepcopy` and `pickle` use them. Called by all
-        ranks together."""
+        """Return the attributes of a copy, which is not sharded (`deepcopy`, `pickle`). Called by all ranks
+        together."""
         return {**type(self.optimizer).__getstate__(self.optimizer), "state": self._full_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -316,8 +306,7 @@ class ShardedOptimizer:
         return defaultdict(dict, full)
 
     def _joined_states(self) -> Iterator[tuple[int, State]]:
-        """Yield each parameter's index and whole state; empty where it has none. That of a split one is of this rank's
-        part."""
+        """Yield each parameter's index and whole state, a split one's of this rank's part; empty where it has none."""
         shards: list[list[tuple[Segment, State]]] = [[] for _ in self._parameters]
         for key, state in self._state.items():
             if isinstance(key, Segment):
@@ -341,8 +330,7 @@ def _call_sharded(
     *arguments: Any,
     **named: Any,
 ) -> Any:
-    """Call a method of an optimizer that reads or writes the whole state. The optimizer holds the call, so neither of
-    the two is kept alive."""
+    """Call a method that reads or writes the whole state. The optimizer holds the call, so neither is kept alive."""
     if (living := sharded()) is not None:
         return getattr(living, METHODS[name])(*arguments, **named)
     return getattr(type(optimizer()), name)(optimizer(), *arguments, **named)

@@ -78,10 +78,7 @@ class Programs:
     # Setting
 
     def next_step(self, deferred: bool) -> bool:
-        """Adopt what has been found for the coming step. Return True where the buckets have changed.
-
-        `deferred`: True where parameters are waited for when they are needed.
-        """
+        """Adopt what was found for the coming step (`Tuning.next_step`). Return True where the buckets have changed."""
         self.memory.record_progress()
         if changed := self.tuning.next_step(deferred):
             self._adopt()
@@ -105,23 +102,19 @@ class Programs:
     # A run that resumes
 
     def restore(self, state: dict[str, Any] | None) -> bool:
-        """Adopt the setting of the run that is resumed, if it had one for as many ranks and the same options. Return
-        True where the buckets have changed."""
+        """Adopt the setting of the resumed run, if it applies here. Return True where the buckets have changed."""
         if state is None or not self.tuning.restore(state):
             return False
         self._adopt()
         return True
 
     def rule_state(self) -> dict[str, Any]:
-        """Return the rule's memory of this rank and the place in its period, for a checkpoint. No exchange may be in
-        flight."""
+        """Return the rule's memory of this rank and the place in its period. No exchange may be in flight."""
         return {"cycle": list(self.traits.cycle), "first": self.first, "kept": self.rule_memory.segments()}
 
     def resume(self, step: int, rule_state: dict[str, Any] | None = None) -> None:
-        """Continue after `step` steps, of which a rule's program depends on the number, with the state of this rank.
-
-        Without a state, or where the rule has another period now, a period begins; then no change is in flight.
-        """
+        """Continue after `step` steps, with the state of this rank. Without one, or where the rule has another period
+        now, a period begins; then no change is in flight."""
         self.step, has_anchor = step, self.traits.state.has_anchor
         if rule_state is None:
             self.first = step if has_anchor else 0

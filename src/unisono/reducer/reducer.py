@@ -41,7 +41,7 @@ from unisono.reducer.backward_pass import BackwardPass, PassRunner
 from unisono.reducer.bucket_memory import UNSPLIT, BucketMemory, ParameterParts
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import Agreement, StepControl
-from unisono.reducer.hooks import BackwardEndCallback, attach, detach, reducer_of, register_hooks
+from unisono.reducer.hooks import ATTRIBUTE, BackwardEndCallback, attach, reducer_of, register_hooks
 from unisono.reducer.optimizer import ShardedOptimizer, SplitStep, check_known
 from unisono.reducer.programs import Programs
 from unisono.reducer.replica import ModelReplica, ShardedReplica
@@ -117,7 +117,7 @@ class Reducer:
         self._adding = [get_gradient_edge(parameter).node for parameter in self.parameters] if self.traits.sums else []
         for index, node in enumerate(self._adding):
             self._hooks.append(node.register_prehook(partial(weakly(self.before_adding), index)))
-        attach(model, self)
+        self._hooks.append(attach(model, self))
         LIVING.add(self)
 
     def loss_weight(self) -> tuple[int, float]:
@@ -159,10 +159,8 @@ class Reducer:
             self._step = None
 
     def synchronize(self) -> None:
-        """Average the gradients over all ranks. A rank that has no backward pass in a step calls this in its place.
-
-        It contributes what it has accumulated since the last average. Without that and without samples its weight is 0.
-        """
+        """Average the gradients over all ranks, in place of a backward pass: those accumulated since the last average.
+        Without any and without samples the weight of this rank is 0."""
         self.accumulation.forget_replaced()
         begun = self._begin(absent=self.control.samples is None and not self.accumulation.has_gradients())
         try:
@@ -195,7 +193,7 @@ class Reducer:
         self._adding.clear()
         model = self._model()
         if model is not None and reducer_of(model) is self:
-            detach(model)
+            delattr(model, ATTRIBUTE)
 
     def restore(self, state: dict[str, Any] | None) -> None:
         """Adopt the setting of a run that is resumed (`tuning.state`), if it had as many ranks and the same options."""
@@ -203,11 +201,7 @@ class Reducer:
             self.sharded.lay_out()
 
     def shard(self, optimizer: torch.optim.Optimizer, own_loop: bool) -> None:
-        """Let the optimizer keep the state of this rank's shards alone. Called by all ranks together.
-
-        With `own_loop` its step is made when the program calls it. Raises UsageError for an optimizer that cannot be
-        stepped in shards.
-        """
+        """Let the optimizer keep the state of this rank's shards alone. Called by all ranks together."""
         if self.sharded is not None:
             if self.sharded.optimizer is optimizer:
                 return
@@ -293,8 +287,7 @@ class Reducer:
         return self.rule in (rule, replace(rule, exchange=replace(rule.exchange, wire=EXACT)))
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Call `begin_step` before each step of the optimizer of a user's own loop, and `end_step` after it. One that
-        was followed before is no longer."""
+        """Call `begin_step` before, and `end_step` after each step of this optimizer alone, in a user's own loop."""
         while self._steps:
             self._steps.pop().remove()
         self._followed = weakref.ref(optimizer)

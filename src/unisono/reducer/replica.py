@@ -77,7 +77,7 @@ class ModelReplica:
         self.pack_weights, self.unpack_weights = memory.pack_weights, memory.unpack_weights
 
     def discard(self) -> None:
-        """Discard the pass: running tasks set no gradient from here on."""
+        """Let running tasks set no gradient from here on."""
         with self.lock:
             self.discarded = True
 
@@ -151,14 +151,14 @@ class ModelReplica:
         self._exact.measure(key, self.terms(scaled))
 
     def pack(self, key: int, scaled: bool = True) -> None:
-        """Write gradients, times this rank's weight if `scaled`, into a bucket; release those of which all parts are
-        packed."""
+        """Write gradients, times this rank's weight if `scaled`, into a bucket; release those packed as a whole."""
         place, weight = self.memory.place(key), self.weight if scaled else 1.0
         if place.parts > 1:
             weight = self.memory.parts.weight(self._loss_weights, self._rank, place.parts, mean=scaled)
         if self._exact is None:
             gradients, result = self.gradients, self.agreement.result
-            if self._averages and place.parts == 1 and result is not None and result.is_empty:
+            nothing_counts = result is not None and not result.samples and not result.without_samples
+            if self._averages and place.parts == 1 and nothing_counts:
                 gradients, weight = {**self.gradients, **self._averages}, 1 / self.layout.ranks
             self.memory.pack(key, gradients, weight, self.placed)
         else:
@@ -173,10 +173,8 @@ class ModelReplica:
                     gradients[index] = None
 
     def set_grads(self, key: int) -> None:
-        """Make a bucket's sums the gradients of its parameters. A parameter without a gradient on any rank gets None.
-
-        A parameter that is cut gets its gradient with its last part; on several communicators that is any of them.
-        """
+        """Make a bucket's sums the gradients of its parameters, None where no rank has one. A parameter that is cut
+        gets its gradient with its last part; on several communicators that is any of them."""
         present = self.memory.present(key)
         if self._exact is not None:
             self._exact.decode(key, 0, len(self.sums(key)))
@@ -229,7 +227,6 @@ class ModelReplica:
     # Buffers
 
     def copy_buffers(self) -> None:
-        """Copy the model's buffers to the memory they are sent from."""
         with self.memory.incoming(marked=True):
             self._buffers.pack()
 
@@ -242,8 +239,7 @@ class ModelReplica:
 
 
 class ShardedReplica(ModelReplica):
-    """Replica that the tasks of `rules/sharded.py` act on: by shards. They update by `step`; None: the program has made
-    none."""
+    """Replica by shards (`rules/sharded.py`), which are updated by `step`; None: the program has made none."""
 
     def __init__(self, programs: Programs, layout: Layout, agreement: Agreement, step: ShardedStep | None) -> None:
         super().__init__(programs, layout, agreement)
@@ -265,7 +261,6 @@ class ShardedReplica(ModelReplica):
         return None if self._result is None else self._result.error(names)
 
     def pack(self, key: int, scaled: bool = True) -> None:
-        """Write gradients into a bucket, and record which there are."""
         kept = {index: gradient for _, kept in self._shares for index, gradient in kept.items() if gradient is not None}
         self.shards.set_presence(key, self.gradients | kept)
         super().pack(key, scaled)
@@ -287,11 +282,8 @@ class ShardedReplica(ModelReplica):
         self.shards.update(key)
 
     def unpack_shards(self, key: int) -> None:
-        """Copy a bucket of gathered weights to its parameters.
-
-        Where this rank's program has left out the optimizer's step, it may be in the backward pass of the next one,
-        which takes no notice of the copy.
-        """
+        """Copy a bucket of gathered weights to its parameters. Where this rank's program has left out the optimizer's
+        step, it may be in the next backward pass, which takes no notice of the copy."""
         with self.lock:
             if self.discarded:
                 return

@@ -54,15 +54,12 @@ class ScatteredGradient(torch.Tensor):
         return f"ScatteredGradient({tuple(self.shape)})"
 
     def data_ptr(self) -> int:
-        """Return 0: there is no memory."""
         return 0
 
     def untyped_storage(self) -> Any:
-        """Raise UsageError."""
         raise self._refused("untyped_storage()")
 
     def share_memory_(self) -> ScatteredGradient:
-        """Return the placeholder: there is no memory."""
         return self
 
     @property
@@ -161,8 +158,7 @@ class StepResult:
         return not self.missing and self.error(()) is None
 
     def error(self, names: Sequence[str]) -> UsageError | MismatchError | None:
-        """Return the error of all ranks, with `names` of parameters where there are; None for a step that all ranks
-        make, or none."""
+        """Return the error of all ranks, with `names` if given; None for a step that all ranks make, or none."""
         if len(self.missing) == self.ranks:
             return None
         if self.missing:

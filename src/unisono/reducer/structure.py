@@ -41,8 +41,7 @@ class Structure:
         self._remember(model)
 
     def check(self, model: torch.nn.Module) -> None:
-        """Raise UsageError when a parameter is trained that was not when the model was made parallel, or has another
-        shape or dtype."""
+        """Raise UsageError for a parameter that is trained now and was not, or has another shape or dtype."""
         self._checked = False
         if (forms := list(map(_form, self.parameters))) != self._forms:
             for key, now, before in zip(self.names, forms, self._forms, strict=True):
@@ -73,9 +72,7 @@ class Structure:
         for name, parameter in zip(names, parameters, strict=True):
             if id(parameter) not in self._known and isinstance(parameter, torch.nn.Parameter):
                 return name
-        if all(
-            isinstance(parameter, torch.nn.Parameter) for parameter in parameters
-        ):  # else `functional_call` lends others
+        if all(isinstance(parameter, torch.nn.Parameter) for parameter in parameters):  # `functional_call` lends others
             self._remember(model)
         return None
 

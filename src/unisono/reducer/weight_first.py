@@ -138,10 +138,8 @@ def convolution_gradients(
     options: Sequence[Any], gradient: Tensor, inputs: Tensor, weight: Tensor, wanted: Sequence[bool]
 ) -> Sequence[Tensor | None]:
     """Return the gradients of inputs (b, in, ...), weight (out, in / groups, ...) and bias (out)."""
-    bias_sizes = (len(weight),)
-    computed: Sequence[Tensor | None]
-    computed = torch.ops.aten.convolution_backward(gradient, inputs, weight, bias_sizes, *options, wanted)
-    return computed
+    backward: Callable[..., Sequence[Tensor | None]] = torch.ops.aten.convolution_backward
+    return backward(gradient, inputs, weight, (len(weight),), *options, wanted)
 
 
 def compute(outputs: Outputs, gradients: Gradients, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

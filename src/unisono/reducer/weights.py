@@ -15,7 +15,7 @@ buckets, and a run that resumes with the same layout has the same bits.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -67,11 +67,10 @@ class RuleState:
             return self._segments
         segments: dict[str, list[Segment]] = {}
         for (name, key), tensor in self.kept.items():
-            flat = tensor
+            flats = {name: tensor, SUM: self._memory.bucket(key)} if name == SENT else {name: tensor}
             if name == SUM_RESIDUAL:
-                flat = torch.zeros_like(self._memory.bucket(key))
-                flat[self._shard(key)] = tensor
-            flats = {name: flat, SUM: self._memory.bucket(key)} if name == SENT else {name: flat}
+                flats[name] = torch.zeros_like(self._memory.bucket(key))
+                flats[name][self._shard(key)] = tensor
             for index, here, part in self._memory.pieces(key):
                 for label, contents in flats.items():
                     segments.setdefault(label, []).append((index, part.start, contents[here].clone()))
@@ -91,7 +90,6 @@ class RuleState:
         return True
 
     def _shard(self, key: int) -> slice:
-        """Return this rank's shard of a bucket."""
         return slice(*bounds(len(self._memory.bucket(key)), self._ranks, self._rank))
 
     def _load_bucket(self, key: int, segments: Segments) -> None:
@@ -151,7 +149,7 @@ class ModelWeights:
     def flats(self) -> dict[int, torch.Tensor]:
         """Return copies of the weights, by key, as buckets hold them: the beginning of a centre."""
         self._wait()
-        return self._flats(self._memory.keys)
+        return {key: self._memory.read_weights(key) for key in self._memory.keys}
 
     @contextmanager
     def centre(
@@ -160,7 +158,7 @@ class ModelWeights:
         """Give the model the weights and buffers of a centre within the block; `wait` for pending work first."""
         if wait:
             self._wait()
-        saved_weights, slots = self._flats(centre), self._buffers.slots
+        saved_weights, slots = {key: self._memory.read_weights(key) for key in centre}, self._buffers.slots
         saved_buffers = [None if (buffer := slot.current()) is None else buffer.clone() for slot in slots]
         with torch.no_grad():
             put_weights(self._memory, centre)
@@ -198,7 +196,3 @@ class ModelWeights:
         finally:
             for tensor, before in zip(tensors, local, strict=True):
                 tensor.copy_(before)
-
-    def _flats(self, keys: Iterable[int]) -> dict[int, torch.Tensor]:
-        """Return copies of the weights in these buckets. No pass may be running."""
-        return {key: self._memory.read_weights(key) for key in keys}
