@@ -16,8 +16,8 @@ from unisono.placement import one_rank_per_node
 from unisono.schedules import find, names
 from unisono.schedules.pieces import bounds, cut, cut_program
 from unisono.schedules.schedule import Action, Program, receive, send
-from unisono.testing import threads
-from unisono.testing.threads import play_all
+from unisono.testing import play as in_process
+from unisono.testing import play_all
 from unisono.transports.arithmetic import NUMPY_DTYPES, arithmetic_of
 from unisono.transports.player import Move, reduce_arrivals
 
@@ -91,14 +91,14 @@ def test_one_round_sums_in_the_order_of_ranks(name: str) -> None:
 
 
 def test_stuck_play_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "STUCK_SECONDS", 0.2)
+    monkeypatch.setattr(in_process, "STUCK_SECONDS", 0.2)
     programs = [Program(1, (((receive(1, 0),),),)), Program(1, ((),))]
     with pytest.raises(Exception, match="rank 0 waits forever"):
         play_all(programs, lambda chunks: cut(3, chunks, 3), [np.zeros(3), np.zeros(3)], arithmetic_of(torch.float64))
 
 
 def test_error_of_one_rank_is_raised_before_the_waits_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "STUCK_SECONDS", 0.2)
+    monkeypatch.setattr(in_process, "STUCK_SECONDS", 0.2)
     programs = [Program(1, (((receive(1, 0),),),)), Program(1, (((send(0, 0),),),))]
     payloads = [np.zeros(3), None]
     with pytest.raises(TypeError, match="NoneType"):
@@ -113,9 +113,9 @@ def test_sender_and_receiver_that_ask_at_once_get_one_queue(monkeypatch: pytest.
             barrier.wait(timeout=60)
 
     barrier, queues = Barrier(2), dict[tuple[int, int, int], SimpleQueue[None]]()
-    transport = threads.ThreadTransport(queues, 0, None, arithmetic_of(torch.float64))
+    transport = in_process.ThreadTransport(queues, 0, None, arithmetic_of(torch.float64))
     with ThreadPoolExecutor(2) as pool:  # it has a SimpleQueue of its own
-        monkeypatch.setattr(threads.queue, "SimpleQueue", SlowQueue)
+        monkeypatch.setattr(in_process, "SimpleQueue", SlowQueue)
         results = [future.result() for future in [pool.submit(transport._find, 0, 1, 0) for _ in range(2)]]
     assert results[0] is results[1]
 

@@ -12,15 +12,14 @@ With a narrow number format each end sends the change since the two last exchang
     server     c - r ─▶ 16 bits ─▶ c' = r + what was sent           on both ends; from now on r = c'
                both move by α (x' - c')
 
-A change is small, so its rounding is too; what one exchange loses, the next one sends, because r is what came and not
-what was meant. Weights themselves rounded to bfloat16 would jump by up to 1/256 of their size in every exchange.
-Memory: one copy of the model on a worker, and one for each worker on the server.
+What one exchange loses, the next one sends, because r is what came and not what was meant. Weights themselves rounded
+to bfloat16 would jump by up to 1/256 of their size in every exchange.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,25 +28,16 @@ from unisono.asynchronous.messages import Order, Reply, WorkerHeader, decode_rep
 from unisono.wires import wire_of
 
 
-class LastExchange(NamedTuple):
-    """Exchange that has ended on a worker."""
-
-    replies: list[Reply]
-    """Reply of each server."""
-    centre: dict[int, torch.Tensor]
-    """Centre that came, by key."""
-
-
 class WorkerExchange:
-    """Exchange of one worker with all servers. Tensors of buckets are flat, as the layout has them."""
+    """Exchange of one worker with all servers. Tensors of buckets are flat; those of buffers have bytes."""
 
     def __init__(self, workers: int, coding: Coding | None = None) -> None:
         self._workers, self.coding = workers, coding or Coding()
         self._header = WorkerHeader().encode()
         self._replies: dict[int, torch.Tensor] = {}
         self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.last: LastExchange | None = None
-        """The last exchange in which all servers have replied; None before the first."""
+        self.last: tuple[list[Reply], dict[int, torch.Tensor]] | None = None
+        """Replies, and the centre by key, of the last exchange in which all servers have replied; None before it."""
         self.centre: dict[int, torch.Tensor] = {}
         """Centre as it came last, by key."""
         self.centre_buffers: torch.Tensor | None = None
@@ -70,12 +60,10 @@ class WorkerExchange:
         self._replies[server] = reply
 
     def swap(self, key: int, flat: torch.Tensor, link: Any) -> None:
-        """Send the weights of a bucket and receive the centre's."""
         self._known[key] = self.coding.swap(key, flat, link)
         self.centre[key] = self._known[key][1]
 
     def swap_buffers(self, flat: torch.Tensor, link: Any) -> None:
-        """Send this model's buffers, as bytes, and receive the centre's."""
         received = torch.empty_like(flat)
         link.swap(flat, received)
         self.centre_buffers = received
@@ -85,7 +73,7 @@ class WorkerExchange:
         replies = self.replies()
         if replies[0].orders & Order.SAVE:
             self.snapshot = self.take()
-        self.last = LastExchange(replies, dict(self.centre))
+        self.last = replies, dict(self.centre)
 
     def pull(self, key: int, flat: torch.Tensor, alpha: float) -> None:
         """Move the numbers of a bucket, as they were sent, by the share `alpha` towards the centre, in place."""
@@ -93,7 +81,6 @@ class WorkerExchange:
         flat.sub_((sent - centre).mul_(alpha))
 
     def replies(self) -> list[Reply]:
-        """Return the reply of each server to the last exchange."""
         return [decode_reply(self._replies[server]) for server in sorted(self._replies)]
 
 
@@ -103,8 +90,7 @@ class Coding:
     def __init__(
         self, wire: str | None = None, worker: bool = False, references: Mapping[int, torch.Tensor] | None = None
     ) -> None:
-        """Start from `references`, by key, where there is a wire: equal on both ends. `worker`: True on the worker's
-        end."""
+        """Start from `references` by key, equal on both ends, where there is a wire. `worker`: its end."""
         self._wire, self._worker, self.references = wire, worker, dict(references or {})
 
     def swap(self, key: int, flat: torch.Tensor, link: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,10 +111,6 @@ class Coding:
         return both
 
 
-AverageBuffers = Callable[[torch.Tensor, torch.Tensor, float], None]
-"""Function (buffers, others, alpha): it moves the first by the share alpha towards the others, all as bytes."""
-
-
 class Centre:
     """Centre of a server. It is the replica that the tasks of its programs act on, and its own end of exchanges."""
 
@@ -137,10 +119,10 @@ class Centre:
         flats: Mapping[int, torch.Tensor],
         codings: Callable[[int], Coding] | None = None,
         buffers: torch.Tensor | None = None,
-        average: AverageBuffers | None = None,
+        average: Callable[[torch.Tensor, torch.Tensor, float], None] | None = None,
     ) -> None:
         """Keep `flats`, by key. `codings` returns the coding of a worker's exchanges; `buffers` are the model's, as
-        bytes, which `average` moves."""
+        bytes, which `average(buffers, others, alpha)` moves by the share alpha towards the others."""
         self.flats, self.flat_buffers, self._average = dict(flats), buffers, average
         self.reply = torch.empty(0)
         """Reply to the worker that is served, to be sent."""
@@ -156,11 +138,9 @@ class Centre:
         return self
 
     def bucket(self, key: int) -> torch.Tensor:
-        """Return the numbers of a bucket."""
         return self.flats[key]
 
     def buffers(self) -> torch.Tensor:
-        """Return the model's buffers."""
         assert self.flat_buffers is not None, "a program that swaps buffers has some"
         return self.flat_buffers
 
@@ -169,20 +149,16 @@ class Centre:
         link.send(self.reply)
 
     def swap(self, key: int, flat: torch.Tensor, link: Any) -> None:
-        """Send the centre's bucket and receive the worker's."""
         self._known[key] = self._codings(self.worker).swap(key, flat, link)
 
     def move(self, key: int, alpha: float) -> None:
-        """Move a bucket by the share `alpha` towards the worker's."""
         centre, weights = self._known.pop(key)
         self.flats[key].add_((weights - centre).mul_(alpha))
 
     def swap_buffers(self, flat: torch.Tensor, link: Any) -> None:
-        """Send the centre's buffers and receive the worker's."""
         self._received_buffers = torch.empty_like(flat)
         link.swap(flat, self._received_buffers)
 
     def move_buffers(self, alpha: float) -> None:
-        """Move the buffers by the share `alpha` towards the worker's."""
         assert self._received_buffers is not None and self._average is not None, "they were swapped before"
         self._average(self.buffers(), self._received_buffers, alpha)

@@ -16,7 +16,6 @@ without a rank. The copies of the state in its host's memory end with it.
 
 from __future__ import annotations
 
-import array
 import ctypes
 import gc
 import importlib
@@ -178,17 +177,11 @@ class Standby:
 
 def receive_request(connection: socket.socket) -> ForkRequest:
     """Return the request that arrives. Raises OSError or ValueError if it ends before."""
-    space = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
-    header, beside, _, _ = connection.recvmsg(LENGTH.size, space)
-    descriptors = array.array("i")
-    for level, kind, data in beside:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-    content = b""
-    left = LENGTH.unpack(header)[0] if len(header) == LENGTH.size else 0
+    header, descriptors, _, _ = socket.recv_fds(connection, LENGTH.size, MAX_DESCRIPTORS)
+    content, left = b"", LENGTH.unpack(header)[0] if len(header) == LENGTH.size else 0
     while left and (part := connection.recv(left)):
         content, left = content + part, left - len(part)
-    return ForkRequest(json.loads(content), list(descriptors))
+    return ForkRequest(json.loads(content), descriptors)
 
 
 def become(request: ForkRequest) -> None:

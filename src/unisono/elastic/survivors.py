@@ -19,20 +19,12 @@ import sys
 import time
 from pathlib import Path
 
-from unisono import initialize, witness
+from unisono import initialize, launch, witness
 from unisono.asynchronous.link import process_failed
 from unisono.binding import CoreShare, bind
 from unisono.collectives.watch import SURVIVING
 from unisono.elastic.generations import ElasticRun
 from unisono.elastic.standby import FOLDER_VARIABLE, GENERATION_VARIABLE
-from unisono.launch import (
-    LOCAL_RANK_VARIABLES,
-    LOCAL_SIZE_VARIABLES,
-    MEMORY_VARIABLE,
-    RANK_VARIABLES,
-    SIZE_VARIABLES,
-    SURVIVORS_VARIABLE,
-)
 from unisono.mpi import MPI
 from unisono.training.run_directory import RECIPE, recipe_of
 
@@ -88,10 +80,10 @@ def begin_again() -> bool:
     """
     comm: MPI.Intracomm = initialize.job().Shrink()  # type: ignore[assignment]  # one of a job's is one, too
     comm.Set_errhandler(MPI.ERRORS_RETURN)
-    least, *arguments = json.loads(os.environ[SURVIVORS_VARIABLE])
+    least, *arguments = json.loads(os.environ[launch.SURVIVORS_VARIABLE])
     generation, home = int(os.environ[GENERATION_VARIABLE]) + 1, Path(os.environ[FOLDER_VARIABLE])
     recipe = recipe_of(home, []) if (home / RECIPE).exists() else None
-    run = ElasticRun(home, recipe=recipe, command_key=os.environ[MEMORY_VARIABLE].rpartition("-")[2])
+    run = ElasticRun(home, recipe=recipe, command_key=os.environ[launch.MEMORY_VARIABLE].rpartition("-")[2])
     step = max(comm.allgather(run.kept()))
     if step < 0 or comm.size < least or run.refusal(comm.size):
         return False
@@ -99,8 +91,12 @@ def begin_again() -> bool:
         message = f"goes on from step {step} with the {comm.size} ranks that are left (generation {generation})"
         print(f"unisono: {message}", file=sys.stderr, flush=True)
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    seats = (SIZE_VARIABLES, comm.size), (RANK_VARIABLES, comm.rank), (LOCAL_SIZE_VARIABLES, node.size)
-    for names, value in (*seats, (LOCAL_RANK_VARIABLES, node.rank)):
+    for names, value in (
+        (launch.SIZE_VARIABLES, comm.size),
+        (launch.RANK_VARIABLES, comm.rank),
+        (launch.LOCAL_SIZE_VARIABLES, node.size),
+        (launch.LOCAL_RANK_VARIABLES, node.rank),
+    ):
         os.environ[names[1]] = str(value)  # as Open MPI's launcher has set them
     node.Free()
     os.environ[GENERATION_VARIABLE] = str(generation)

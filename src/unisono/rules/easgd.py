@@ -30,9 +30,9 @@ from typing import Any
 
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.step import build
-from unisono.step.costs import Duration, latency
+from unisono.step.costs import Duration
 from unisono.step.layout import Layout
-from unisono.step.operations import pack_weights
+from unisono.step.operations import pack_weights, small_collective
 from unisono.step.program import (
     COMMUNICATION,
     MAIN,
@@ -58,13 +58,11 @@ REPLY = Value("reply", 0)
 SENT_BUFFERS = Value("sent buffers", 0)
 """Memory that buffers are sent from."""
 
-
 server_value = partial(Value, "server")
 """Dummy value that keeps the tasks of one server in order."""
 
 header = partial(Value, "header")
 """Reply of a server."""
-
 
 # Operations ---------------------------------------------------------------------------------------------------------
 
@@ -80,8 +78,7 @@ def _swap(ranks: Sequence[SymbolicState], task: Task) -> None:
 
 
 def _take_received(state: SymbolicState, task: Task) -> Iterable[tuple[int, int]]:
-    received = state.received.pop(task.key, None)
-    if received is None:
+    if (received := state.received.pop(task.key, None)) is None:
         raise state.error(task, f"uses bucket {task.key} of the other end, which has not come")
     return received.items()
 
@@ -111,7 +108,7 @@ def _act_announce(replica: Any, task: Task, link: Any) -> None:
 COPY_BUFFERS = Operation("copy_buffers", lambda replica, _, __: replica.copy_buffers(), letter="n")
 """Copy of the model's buffers to the memory they are sent from."""
 
-ANNOUNCE = Operation("announce", _act_announce, price=latency, role=Role.COLLECTIVE, letter="h")
+ANNOUNCE = small_collective("announce", _act_announce, letter="h")
 """Exchange of headers between a worker and a server. A server serves whoever announces itself first."""
 
 SWAP = Operation(
@@ -124,12 +121,8 @@ SWAP = Operation(
 )
 """Exchange of a bucket between a worker and a server, both ways at once."""
 
-SWAP_BUFFERS = Operation(
-    "swap_buffers",
-    lambda replica, _, link: replica.exchange.swap_buffers(replica.buffers(), link),
-    price=latency,
-    role=Role.COLLECTIVE,
-    letter="y",
+SWAP_BUFFERS = small_collective(
+    "swap_buffers", lambda replica, _, link: replica.exchange.swap_buffers(replica.buffers(), link), letter="y"
 )
 """Exchange of the model's buffers, both ways at once."""
 
@@ -149,15 +142,12 @@ def pull(alpha: float) -> Operation:
 
 
 @cache
-def move(alpha: float) -> Operation:
-    """Return the operation that moves the centre by the share `alpha` towards a worker's weights."""
-    return Operation("move", lambda centre, task, _: centre.move(task.key, alpha), _move)
-
-
-@cache
-def move_buffers(alpha: float) -> Operation:
-    """Return the operation that moves the centre's buffers by the share `alpha` towards a worker's."""
-    return Operation("move_buffers", lambda centre, _, __: centre.move_buffers(alpha))
+def moves(alpha: float) -> tuple[Operation, Operation]:
+    """Return the operations that move the centre, and its buffers, by the share `alpha` towards a worker's."""
+    return (
+        Operation("move", lambda centre, task, _: centre.move(task.key, alpha), _move),
+        Operation("move_buffers", lambda centre, _, __: centre.move_buffers(alpha)),
+    )
 
 
 # Rule ---------------------------------------------------------------------------------------------------------------
@@ -224,9 +214,9 @@ class EASGD(BaseAsynchronousRule):
     def serve(self, event: Arrival, server: int, layout: Layout) -> StepProgram:
         """Return the tasks by which a server serves a worker's exchange."""
         tasks, order = [*self._swap(server, layout, self.pair(event.worker, server, layout))], server_value(server)
+        move, move_buffers = moves(self.alpha)
         # the centre moves when all has come: of a worker that dies in an exchange nothing is applied
-        keys = self.keys_of(server, layout)
-        tasks += [Task(move(self.alpha), key, UPDATE, (order,), (bucket(key),)) for key in keys]
+        tasks += (Task(move, key, UPDATE, (order,), (bucket(key),)) for key in self.keys_of(server, layout))
         if layout.buffers and server == 0:
-            tasks.append(Task(move_buffers(self.alpha), 0, UPDATE, (order,), (SENT_BUFFERS,)))
+            tasks.append(Task(move_buffers, 0, UPDATE, (order,), (SENT_BUFFERS,)))
         return tuple(tasks)

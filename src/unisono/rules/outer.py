@@ -19,12 +19,10 @@ Quantized changes are summed with error feedback: what rounding leaves out is ad
     rank c   y = s + sum_residual           t = round(y)                       sum_residual = y - t
              t  ──all_gather──▶  every rank: the same bits
 
-So each number is quantized once for the sum and once for the result, and what was applied, with all residuals, is the
-sum of all changes: nothing is lost, some of it is late. The two collectives have the rounds and the bytes of `direct`:
-2 rounds, 2 n (p - 1) / p bytes sent by each rank, where n is the encoded size. Encoded bytes are sent, so the result
-does not depend on the transport: ranks of one node get the same bits as ranks of several. Sources: 1-bit SGD (Seide et
-al. 2014) for the feedback, Karimireddy et al. (arXiv:1901.09847) for its convergence, DoubleSqueeze (Tang et al.,
-arXiv:1905.05957) for feedback on both sides.
+What was applied, with all residuals, is the sum of all changes. The two collectives have the rounds and the bytes of
+`direct`: 2 rounds, 2 n (p - 1) / p bytes sent by each rank, where n is the encoded size. Encoded bytes are sent, so the
+bits do not depend on the transport. Sources: 1-bit SGD (Seide et al. 2014) for the feedback, Karimireddy et al.
+(arXiv:1901.09847) for its convergence, DoubleSqueeze (Tang et al., arXiv:1905.05957) for feedback on both sides.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 from unisono.errors import StepError
 from unisono.schedules.pieces import bounds
 from unisono.step import build
-from unisono.step.costs import Costs, Duration, free, whole_exchange
+from unisono.step.costs import Costs, Duration, whole_exchange
 from unisono.step.layout import Layout
 from unisono.step.operations import allreduce, check_mean, price_pack, price_unpack
 from unisono.step.overlaps import CollectiveTasks
@@ -88,9 +86,8 @@ def _pack_change(state: SymbolicState, task: Task) -> None:
             early = "before the outer step that applies the last one"
             raise state.error(task, f"packs a change of parameter {parameter} {early}")
         state.sent[part] = now
-        parts[parameter] = Counter(
-            {Contribution(state.rank, -1, state.versions.of("change", state.anchor(part), now)): 1}
-        )
+        version = state.versions.of("change", state.anchor(part), now)
+        parts[parameter] = Counter({Contribution(state.rank, -1, version): 1})
     state.buckets[task.key] = Contents(Stage.CHANGE, parts, state.layout.ranks)
 
 
@@ -114,15 +111,14 @@ def _outer_step(state: SymbolicState, task: Task) -> None:
         version = state.versions.of("outer", state.anchor(part), frozenset(contributions.items()))
         now, sent = state.weights[parameter][task.key], state.sent.pop(part)
         state.anchors[part] = version
-        state.weights[parameter][task.key] = (
-            version if now == sent else state.versions.of("progress", version, sent, now)
-        )
+        later = version if now == sent else state.versions.of("progress", version, sent, now)
+        state.weights[parameter][task.key] = later
     state.outer_steps[task.key] += 1
 
 
 def _price_read(task: Task, costs: Costs) -> Duration:
     """Return the duration of the copy of a bucket's weights from a device, for which the host waits."""
-    return price_pack(task, costs) if costs.computing.streams else free(task, costs)
+    return price_pack(task, costs) if costs.computing.streams else Duration(0.0)
 
 
 def _price_outer(task: Task, costs: Costs) -> Duration:
@@ -142,11 +138,10 @@ def exchange_change(algorithm: str = "auto", wire: str | None = None) -> Operati
 
     def act(replica: Replica, task: Task, world: Any) -> None:
         flat = replica.bucket(task.key)
-        encoding = wire_of(wire, flat.dtype)
-        if encoding is None:
+        if (encoding := wire_of(wire, flat.dtype)) is None:
             world.allreduce(flat, algorithm, wire)
-            return
-        sum_with_feedback(flat, encoding, replica.kept, task.key, world)
+        else:
+            sum_with_feedback(flat, encoding, replica.kept, task.key, world)
 
     return Operation("exchange_change", act, _exchange_change, whole_exchange, Role.COLLECTIVE, "x")
 

@@ -33,36 +33,19 @@ from typing import TYPE_CHECKING, Any
 from unisono.errors import UsageError
 from unisono.schedules.pieces import bounds
 from unisono.step import build
-from unisono.step.costs import Costs, Duration, half_exchange
+from unisono.step.costs import Duration, half_exchange
 from unisono.step.layout import Layout, Updates
 from unisono.step.operations import PACK, needs_all, price_unpack, small_collective
 from unisono.step.overlaps import CollectiveTasks
-from unisono.step.program import (
-    MAIN,
-    UPDATE,
-    Operation,
-    Role,
-    Step,
-    Task,
-    Value,
-    bucket,
-    state,
-    thread,
-    weights,
-)
+from unisono.step.program import MAIN, UPDATE, Operation, Role, Step, Task, Value, bucket, state, thread, weights
 from unisono.step.rule import BaseRule, RankState, Traits
-from unisono.step.symbolic_state import Contents, Stage, SymbolicState, each, sums_of_buckets
+from unisono.step.symbolic_state import Contents, Stage, SymbolicState, each, sum_buckets
 from unisono.wires import EXACT
 
 if TYPE_CHECKING:
     import torch
 
 # Operations ---------------------------------------------------------------------------------------------------------
-
-
-def _reduce_scatter(ranks: Sequence[SymbolicState], task: Task) -> None:
-    for member, summed in sums_of_buckets(ranks, task, Stage.GRADIENTS):
-        member.buckets[task.key] = Contents(Stage.SHARD, summed)
 
 
 @each
@@ -86,10 +69,6 @@ def _unpack(member: SymbolicState, task: Task) -> None:
         member.weights[parameter][task.key] = version
 
 
-def _price_update(task: Task, costs: Costs) -> Duration:
-    return Duration(costs.nbytes(task.key) * costs.computing.update / costs.layout.ranks)
-
-
 def own_shard(flat: torch.Tensor, world: Any) -> torch.Tensor:
     """Return this rank's shard of a bucket, where it lies."""
     return flat[slice(*bounds(len(flat), world.size, world.rank))]
@@ -107,7 +86,9 @@ def reduce_scatter(algorithm: str = "auto", wire: str | None = None) -> Operatio
             replica.decode(task.key, *bounds(len(flat), world.size, world.rank))
         world.allreduce(replica.shards.presence[task.key])
 
-    return Operation("reduce_scatter", act, _reduce_scatter, half_exchange, Role.COLLECTIVE)
+    return Operation(
+        "reduce_scatter", act, sum_buckets(Stage.GRADIENTS, into=Stage.SHARD), half_exchange, Role.COLLECTIVE
+    )
 
 
 @cache
@@ -121,20 +102,21 @@ def all_gather(algorithm: str = "auto") -> Operation:
     return Operation("all_gather", act, _all_gather, half_exchange, Role.COLLECTIVE, "g")
 
 
+_whole = needs_all(Stage.SHARD)
+
+
 @cache
 def clip_shards(limit: float, exact: bool = False) -> Operation:
     """Return the operation that scales all gradients, so that their common norm is at most `limit`: one sum; with
     `exact` one that does not depend on the shards."""
-    return small_collective(
-        "clip", lambda replica, _, world: replica.shards.clip(limit, world, exact), needs_all(Stage.SHARD)
-    )
+    return small_collective("clip", lambda replica, _, world: replica.shards.clip(limit, world, exact), _whole)
 
 
 @cache
 def sum_norms(exact: bool) -> Operation:
     """Return the operation that sums the squares of whole layers' norms over the ranks, for LARS and LAMB."""
     return small_collective(
-        "norms", lambda replica, _, world: replica.shards.sum_norms(world, exact), needs_all(Stage.SHARD), letter="l"
+        "norms", lambda replica, _, world: replica.shards.sum_norms(world, exact), _whole, letter="l"
     )
 
 
@@ -145,7 +127,10 @@ AGREE_ON_STEP = small_collective("agree_on_step", lambda replica, _, world: repl
 """Sum of what the ranks say of that step: all have made it, or none, and of the same gradients."""
 
 UPDATE_SHARD = Operation(
-    "update", lambda replica, task, _: replica.update_shard(task.key), _update_shard, _price_update
+    "update",
+    lambda replica, task, _: replica.update_shard(task.key),
+    _update_shard,
+    lambda task, costs: Duration(costs.nbytes(task.key) * costs.computing.update / costs.layout.ranks),
 )
 """Optimizer's step for this rank's shard of a bucket, whose gradients are replaced by weights."""
 
@@ -190,7 +175,9 @@ class Sharded(BaseRule):
                 yield self.due(key) if at_once else build.AT_THE_END, self._gather(layout, sends, key)
                 continue
             scattered.add(key)
-            yield self.due(key), self._scatter(layout, sends, key)
+            exchange = reduce_scatter(self.exchange.algorithm, self.exchange.wire)
+            summed = build.summed(layout, key, sends, PACK, exchange, self.exchange.wire)
+            yield self.due(key), [*summed, *([_update(layout, key)] if at_once else [])]
             if layout.buffers and key == layout.filled[-1]:
                 yield self.due(key), build.buffers(sends)
             if not at_once and len(scattered) == len(layout.buckets):
@@ -205,14 +192,6 @@ class Sharded(BaseRule):
         place = {index: position for position, index in enumerate(layout.order)}
         due = {key: min(place[index] for index in layout.bucket(key).parameters) for key in layout.keys}
         return (*layout.keys, *sorted(layout.keys, key=due.__getitem__))
-
-    def _scatter(self, layout: Layout, sends: CollectiveTasks, key: int) -> list[Task]:
-        """Return the tasks that sum the shards of a bucket, and update this rank's where nothing else is needed."""
-        exchange = reduce_scatter(self.exchange.algorithm, self.exchange.wire)
-        return [
-            *build.summed(layout, key, sends, PACK, exchange, self.exchange.wire),
-            *([_update(layout, key)] if self._updates_at_once(layout) else []),
-        ]
 
     def _wait_for_all(self, layout: Layout, sends: CollectiveTasks) -> list[Task]:
         """Return the tasks that need all gradients: the program outside calls its optimizer, and norms are summed."""

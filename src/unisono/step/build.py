@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain
 
 from unisono.step import operations as op
 from unisono.step.layout import Layout, Updates
@@ -69,10 +68,10 @@ def activations(
     layout: Layout, rank: int, lane: str, parameters: Iterable[int], *, backward: bool, after: bool
 ) -> list[Task]:
     """Return the exchanges of split layers with these parameters before their products of a pass, or behind them."""
-    exchanges = chain.from_iterable(layout.exchanges.get((parameter, backward, after), ()) for parameter in parameters)
     return [
         Task(op.ACTIVATIONS, exchange, lane, (), (order(ACTIVATIONS), thread(lane)), RankGroup(ranks, ACTIVATIONS))
-        for exchange in exchanges
+        for parameter in parameters
+        for exchange in layout.exchanges.get((parameter, backward, after), ())
         for ranks in layout.activations[exchange].groups
         if rank in ranks
     ]

@@ -80,10 +80,8 @@ class Costs:
 
     def exchange(self, nbytes: float, group: RankGroup | None = None) -> Duration:
         """Return the duration of a collective of that many bytes, at the cost of an allreduce of the group's ranks."""
-        if group is not None and group.ranks in self.groups:
-            cost = self.groups[group.ranks]
-            return Duration(cost.seconds(nbytes), nbytes * cost.per_byte)
-        return Duration(self.collective.seconds(nbytes), nbytes * self.collective.per_byte)
+        cost = self.collective if group is None else self.groups.get(group.ranks, self.collective)
+        return Duration(cost.seconds(nbytes), nbytes * cost.per_byte)
 
     @cached_property
     def forward(self) -> dict[int, float]:
@@ -91,8 +89,7 @@ class Costs:
         order, needed = self.layout.order, self.computing.needed
         times = accumulate((0.0, *(needed[parameter] for parameter in order)), max)  # none before the previous one
         between = [after - before for before, after in pairwise(times)]
-        seconds = dict(zip((-1, *order[:-1]), between, strict=False))
-        return {**seconds, order[-1]: 0.0} if order else {-1: 0.0}
+        return dict(zip((-1, *order), (*between, 0.0), strict=True))
 
     @cached_property
     def backward(self) -> dict[int, float]:
@@ -133,11 +130,6 @@ def half_exchange(task: Task, costs: Costs) -> Duration:
 def small_exchange(_: Task, costs: Costs) -> Duration:
     """Return the duration of a collective of almost no bytes."""
     return costs.exchange(0)
-
-
-def latency(_: Task, costs: Costs) -> Duration:
-    """Return the latency of a collective."""
-    return Duration(costs.collective.latency)
 
 
 class Prediction(NamedTuple):

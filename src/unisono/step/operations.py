@@ -16,19 +16,10 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from unisono.step.costs import Costs, Duration, latency, node_exchange, small_exchange, whole_exchange
+from unisono.step.costs import Costs, Duration, node_exchange, small_exchange, whole_exchange
 from unisono.step.program import Operation, Role, SymbolicEffect, Task
 from unisono.step.replica import Replica
-from unisono.step.symbolic_state import (
-    Contents,
-    Contribution,
-    Stage,
-    Sum,
-    SymbolicState,
-    each,
-    sum_contributions,
-    sums_of_buckets,
-)
+from unisono.step.symbolic_state import Contents, Contribution, Stage, Sum, SymbolicState, each, sum_buckets
 from unisono.wires import wire_of
 
 small_collective = partial(Operation, price=small_exchange, role=Role.COLLECTIVE)
@@ -58,9 +49,9 @@ def _backward(state: SymbolicState, task: Task) -> None:
             raise state.error(task, f"makes a gradient of parameter {parameter}, whose weights no forward has read")
         seen, parts = state.seen[parameter], state.gradients.setdefault(parameter, {})
         for key in state.parts_of(parameter):
-            contribution = Contribution(state.rank, state.batch, seen[key])
-            addend = Counter() if state.batch in state.absent else Counter({contribution: 1})
-            parts[key] = sum_contributions((parts.get(key, Counter()), addend))
+            parts[key] = parts.get(key, Counter()).copy()
+            if state.batch not in state.absent:
+                parts[key][Contribution(state.rank, state.batch, seen[key])] += 1
 
 
 @each
@@ -91,7 +82,6 @@ GRAD_INPUT = Operation("grad_input", None, _grad_input)
 Measured times have their seconds in those until the next bucket is full."""
 
 END = Operation("end", None, price=lambda _, costs: Duration(costs.backward[-1]))
-"""End of the backward pass."""
 
 ACTIVATIONS = Operation(
     "activations", None, price=lambda task, costs: costs.activations[task.key], role=Role.COLLECTIVE, letter="x"
@@ -125,8 +115,7 @@ def _own_gradients(state: SymbolicState, task: Task) -> dict[int, Sum]:
     for parameter in state.layout.bucket(task.key).parameters:
         if state.control != state.made.get(parameter):
             raise state.error(task, "has no control message of its step, which gives the weight of gradients")
-        contributions = state.gradients.get(parameter, {}).get(task.key)
-        if contributions is None:
+        if (contributions := state.gradients.get(parameter, {}).get(task.key)) is None:
             raise state.error(task, f"packs the gradient of parameter {parameter}, which is not there")
         parts[parameter] = contributions
     return parts
@@ -135,11 +124,6 @@ def _own_gradients(state: SymbolicState, task: Task) -> dict[int, Sum]:
 @each
 def _measure(state: SymbolicState, task: Task) -> None:
     state.buckets[task.key] = Contents(Stage.MEASURED, _own_gradients(state, task))
-
-
-def _exponents(ranks: Sequence[SymbolicState], task: Task) -> None:
-    for state, measured in sums_of_buckets(ranks, task, Stage.MEASURED):
-        state.buckets[task.key] = Contents(Stage.EXPONENTS, measured)
 
 
 def _pack_integers(ranks: Sequence[SymbolicState], task: Task) -> None:
@@ -152,22 +136,14 @@ def _pack_integers(ranks: Sequence[SymbolicState], task: Task) -> None:
     _pack(ranks, task)
 
 
-def _sum_of(*stages: Stage) -> SymbolicEffect:
-    """Return the effect of a sum over ranks, which buckets of these stages may hold."""
-
-    def change(ranks: Sequence[SymbolicState], task: Task) -> None:
-        for state, summed in sums_of_buckets(ranks, task, *stages):
-            state.buckets[task.key] = state.buckets[task.key]._replace(parts=summed)
-
-    return change
-
-
 SUMMED = Stage.GRADIENTS, Stage.WEIGHTS, Stage.CHANGE
 """Stages of buckets that are summed over ranks."""
 
+_sum = sum_buckets(*SUMMED)
+
 
 def _node_sum(ranks: Sequence[SymbolicState], task: Task) -> None:
-    _sum_of(*SUMMED)(ranks, task)
+    _sum(ranks, task)
     for state in ranks[1:]:
         del state.buckets[task.key]
 
@@ -185,8 +161,7 @@ def _set_grads(state: SymbolicState, task: Task) -> None:
 
 @each
 def _clip_local(state: SymbolicState, task: Task) -> None:
-    missing = [parameter for parameter in range(state.layout.parameters) if parameter not in state.gradients]
-    if missing:
+    if missing := [parameter for parameter in range(state.layout.parameters) if parameter not in state.gradients]:
         raise state.error(task, f"takes the norm without the gradients of parameters {missing}")
 
 
@@ -194,16 +169,22 @@ def _clip_local(state: SymbolicState, task: Task) -> None:
 def _update_local(state: SymbolicState, task: Task) -> None:
     for parameter in task.parameters:
         state.check_read(parameter, task)
-        parts = state.gradients.pop(parameter, None)
-        if parts is None:
+        if (parts := state.gradients.pop(parameter, None)) is None:
             raise state.error(task, f"applies the gradient of parameter {parameter}, which is not there")
         for key, contributions in parts.items():
             state.weights[parameter][key] = state.update(parameter, key, contributions)
 
 
 def needs_all(stage: Stage) -> SymbolicEffect:
-    """Return the effect of a norm of all gradients: it needs all of them, and changes nothing."""
-    return each(lambda state, task: state.check_complete(task, stage))
+    """Return the effect of a norm of all gradients, at this stage: it needs all of them, and changes nothing."""
+
+    @each
+    def check(state: SymbolicState, task: Task) -> None:
+        for key in state.layout.keys:
+            if len(state.contents(task, stage, key=key)) < len(state.layout.bucket(key).parameters):
+                raise state.error(task, f"takes norms after a part of bucket {key} was applied")
+
+    return check
 
 
 def _price_update(task: Task, costs: Costs) -> Duration:
@@ -240,7 +221,9 @@ MEASURE_SUM = replace(MEASURE, act=lambda replica, task, _: replica.measure(task
 """The same of gradients as they are."""
 
 EXPONENTS = small_collective(
-    "exponents", lambda replica, task, world: world.allreduce(replica.maxima(task.key), op="maximum"), _exponents
+    "exponents",
+    lambda replica, task, world: world.allreduce(replica.maxima(task.key), op="maximum"),
+    sum_buckets(Stage.MEASURED, into=Stage.EXPONENTS),
 )
 """Maximum of those over the ranks: it gives the exponents of the integers that are packed next."""
 
@@ -267,12 +250,9 @@ SUM_SQUARES = small_collective(
 CLIP_LOCAL = Operation("clip", lambda replica, _, __: replica.clip_local(), _clip_local)
 """Scaling of all of this rank's own gradients, so that their common norm is at most `Layout.clip`."""
 
-UPDATE = Operation(
-    "update",
-    lambda replica, task, _: replica.update(task.parameters),
-    each(SymbolicState.apply_averaged),
-    _price_update,
-)
+_apply = each(SymbolicState.apply_averaged)
+
+UPDATE = Operation("update", lambda replica, task, _: replica.update(task.parameters), _apply, _price_update)
 """Optimizer's step for some parameters, with averaged gradients."""
 
 UPDATE_LOCAL = Operation(
@@ -304,7 +284,7 @@ def allreduce(algorithm: str = "auto", wire: str | None = None) -> Operation:
         if len(flags := replica.flags(task.key)):
             world.allreduce(flags)
 
-    return Operation("allreduce", act, _sum_of(*SUMMED), whole_exchange, Role.COLLECTIVE, parted=True)
+    return Operation("allreduce", act, _sum, whole_exchange, Role.COLLECTIVE, parted=True)
 
 
 def _act_node_sum(replica: Replica, task: Task, world: Any) -> None:
@@ -342,10 +322,8 @@ def _unpack_weights(state: SymbolicState, task: Task) -> None:
     for parameter, contributions in held.parts.items():
         check_mean(state, task, parameter, contributions, held.ranks)
         versions = {contribution.version for contribution in contributions}
-        same = versions.pop() if len(versions) == 1 else None
-        state.weights[parameter][task.key] = (
-            state.versions.of("mean", frozenset(contributions.items())) if same is None else same
-        )
+        mean = versions.pop() if len(versions) == 1 else state.versions.of("mean", frozenset(contributions.items()))
+        state.weights[parameter][task.key] = mean
 
 
 @cache
@@ -358,8 +336,10 @@ def pack_weights(ranks: int | None = None) -> Operation:
 
     @each
     def symbolic(state: SymbolicState, task: Task) -> None:
-        parts = state.own_weights(task.key)
-        state.buckets[task.key] = Contents(Stage.WEIGHTS, parts, ranks or state.layout.ranks)
+        # no batch: parts of a parameter are packed one by one, and the next batch may be there before the last of them
+        members, key = state.layout.bucket(task.key).parameters, task.key
+        own = {index: Counter({Contribution(state.rank, -1, state.weights[index][key]): 1}) for index in members}
+        state.buckets[key] = Contents(Stage.WEIGHTS, own, ranks or state.layout.ranks)
 
     return Operation("pack_weights", act, symbolic, price_pack, letter="P")
 
@@ -376,8 +356,7 @@ UNPACK_WEIGHTS = Operation(
 # Others -------------------------------------------------------------------------------------------------------------
 
 
-BARRIER = Operation("barrier", lambda _, __, world: world.barrier(), price=latency, role=Role.COLLECTIVE, letter="|")
-"""Barrier of all ranks."""
+BARRIER = small_collective("barrier", lambda _, __, world: world.barrier(), letter="|")
 
 PACK_BUFFERS = Operation("pack_buffers", lambda replica, _, __: replica.pack_buffers())
 """Copy of the model's present buffers to the memory they are sent from."""
@@ -385,4 +364,3 @@ PACK_BUFFERS = Operation("pack_buffers", lambda replica, _, __: replica.pack_buf
 BROADCAST_BUFFERS = small_collective(
     "buffers", lambda replica, _, world: world.broadcast(replica.buffers()), letter="n"
 )
-"""Broadcast of rank 0's buffers to all ranks."""

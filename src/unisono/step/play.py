@@ -4,8 +4,7 @@
                          ▲ the outside program is here; the next tasks are pushed            ▲ and it continues to here
                            when backward 1 has ended
 
-The outside program (`reducer/backward_pass.py`) plays the tasks that follow each of its own. Tasks on lane `main` run
-in the thread that plays them.
+The outside program (`reducer/backward_pass.py`) plays the tasks that follow its own. Lane `main` is its thread.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ OF_ONE_PASS = frozenset(("seen", "begun", "ended", "thread main", "thread comput
 
 OF_UPDATES = frozenset(("gradient", "state"))
 """Kinds of values without a variable where only tasks of lane `update`, which has one thread, touch them."""
-
 
 OVER_STEPS = "change"
 """Kind of values whose collective may last beyond its step: no step waits for it, but tasks that need it do."""
@@ -84,14 +82,10 @@ class Player:
         return self._pool.engine
 
     def variable(self, value: Value) -> Variable:
-        variable = self._variables.get(value)
-        if variable is None:
-            if value.kind == "order":
-                variable = self._pool.exclusive(value.key)
-            else:
-                variable = Variable(f"{value.kind} {value.key}")
-            self._variables[value] = variable
-        return variable
+        if value not in self._variables:
+            name = f"{value.kind} {value.key}"
+            self._variables[value] = self._pool.exclusive(value.key) if value.kind == "order" else Variable(name)
+        return self._variables[value]
 
     def prepare(self, program: StepProgram) -> Prepared:
         """Return a program whose tasks have their variables and communicators. It can be played any number of times."""
@@ -124,9 +118,7 @@ class Player:
     def wait_for(self, value: Value) -> bool:
         """Wait until the weights that a value names are up to date. Return True where they were not."""
         handle = self._writers.pop(value, None)
-        if handle is None or handle.wait(0):
-            return False
-        return handle.wait()
+        return handle is not None and not handle.wait(0) and handle.wait()
 
     def wait(self, *values: Value) -> None:
         """Wait for all tasks that write these values; without values, for all that were pushed, except collectives that
@@ -170,8 +162,7 @@ class Player:
         return PreparedTask(task, task.operation.act or _outside, read, write, self._world_of(task), label)
 
     def _world_of(self, task: Task) -> Any:
-        """Return the world, or the link, whose calls match those of the task's group. Raises UsageError where there is
-        none."""
+        """Return the world or link whose calls match those of the task's group. Raises UsageError for none."""
         group, worlds = task.group, self._worlds
         if group is None:
             return worlds[0]

@@ -43,6 +43,8 @@ NODE = "node"
 COPIES = "copies"
 """Lane of the copies within nodes that follow them."""
 
+LANES = MAIN, COMPUTING, NODE, COMMUNICATION, COPIES, UPDATE
+
 
 class Value(NamedTuple):
     """Value that tasks read and write: ("weights", 3) for parameter 3, ("bucket", 2) for the memory of bucket 2."""

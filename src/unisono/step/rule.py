@@ -20,24 +20,9 @@ from unisono.step import build
 from unisono.step.layout import Layout
 from unisono.step.operations import AGREE, allreduce
 from unisono.step.overlaps import CollectiveTasks, Overlap, find_overlap
-from unisono.step.program import (
-    COMMUNICATION,
-    COMPUTING,
-    COPIES,
-    MAIN,
-    NODE,
-    UPDATE,
-    Operation,
-    Step,
-    StepProgram,
-    Task,
-    Value,
-)
+from unisono.step.program import COMMUNICATION, COMPUTING, LANES, MAIN, Operation, Step, StepProgram, Task, Value
 from unisono.tables import check, number
 from unisono.wires import WIRES
-
-ONE_THREAD: Mapping[str, int] = dict.fromkeys((MAIN, COMPUTING, NODE, COMMUNICATION, COPIES, UPDATE), 1)
-"""Number of threads of each lane."""
 
 AUTO = "auto"
 
@@ -209,8 +194,8 @@ class BaseRule:
         return [tuple(task for event in steps for task in self(event, seat, layout)) for seat in range(workers)]
 
     def threads(self) -> Mapping[str, int]:
-        """Return the number of threads of each lane. Communication has one for each communicator."""
-        return {**ONE_THREAD, COMMUNICATION: self.communicators}
+        """Return the number of threads of each lane: one, but communication has one for each communicator."""
+        return {**dict.fromkeys(LANES, 1), COMMUNICATION: self.communicators}
 
     @property
     def algorithm(self) -> str:

@@ -14,8 +14,7 @@
 
 Bytes of a push of n bytes on p ranks: those of an allreduce, 2 n (p - 1) / p sent by each rank; a pull sends nothing.
 Each call is a few tasks of a step program. Source: MXNET-MPI, sections 3.3 and 4. Its pull has the allreduce (figures
-11 and 12), and with it the dummy value that chains them. Here a push has both, in the order of pushes: a key that is
-pushed and never pulled is summed, too.
+11 and 12); here the push has it: a key that is pushed and never pulled is summed, too.
 """
 
 from __future__ import annotations
@@ -59,18 +58,11 @@ class KeyState(NamedTuple):
     """Tensor that was pushed, or is pulled into."""
     stored: torch.Tensor
     """Value of the key: the sum, or what the updater made of the sums."""
-    updater: Updater | None
     computed: Any = None
     """Event of the pushed tensor, where it is on a device; None on the host."""
 
 
-def _update(state: KeyState, task: Task, _: Any) -> None:
-    assert state.updater is not None, "a store without an updater has no such task"
-    state.updater(task.key, state.memory, state.stored)
-
-
 PACK = Operation("pack", lambda state, _, __: copy_behind(state.memory, state.tensor, state.computed))
-UPDATE_VALUE = Operation("update", _update)
 UNPACK = Operation("unpack", lambda state, _, __: copy_behind(state.tensor, state.stored, state.computed))
 
 value = partial(Value, "value")
@@ -110,7 +102,13 @@ class KVStore(Closing):
             raise UsageError(f"outstanding = {outstanding}, but it has to be at least 1")
         self._pool, self._rank = CommunicatorPool(world), world.rank
         self._player = Player(self._pool, placed.communicators(outstanding), "a store")
-        self._updater = updater
+        self._update = None
+        if updater is not None:
+
+            def update(state: KeyState, task: Task, _: Any) -> None:
+                updater(task.key, state.memory, state.stored)
+
+            self._update = Operation("update", update)
         self._allreduce = Operation(
             "allreduce", lambda state, _, world: world.allreduce(state.memory, algorithm, wire), role=Role.COLLECTIVE
         )
@@ -126,8 +124,7 @@ class KVStore(Closing):
     def init(self, keys: Keys, tensors: Tensors) -> None:
         """Copy rank 0's tensors to all ranks, in place; they are the values until the first push. Collective.
 
-        Later tensors of a key have the shape and dtype of the first. Raises UsageError for a key that was initialised
-        before, or is there twice.
+        Later tensors have the shape and dtype of the first. Raises UsageError for a key initialised before, or twice.
         """
         pairs = pair_keys(keys, tensors)
         numbers = [key for key, _ in pairs]
@@ -153,13 +150,13 @@ class KVStore(Closing):
         for key, state in self._states(keys, tensors):
             self._play(state, Task(PACK, key, UPDATE, (value(key),), (bucket(key),)))
             self._play(state, *self._sends.place(self._allreduce, key, (), (bucket(key),)))
-            if state.updater is not None:
-                self._play(state, Task(UPDATE_VALUE, key, UPDATE, (bucket(key),), (stored(key),)))
+            if self._update is not None:
+                self._play(state, Task(self._update, key, UPDATE, (bucket(key),), (stored(key),)))
 
     def pull(self, keys: Keys, tensors: Tensors) -> None:
         """Copy the values of the keys into `tensors`, complete after `wait`. Raises UsageError like `push`."""
         for key, state in self._states(keys, tensors):
-            source = bucket(key) if state.updater is None else stored(key)
+            source = bucket(key) if self._update is None else stored(key)
             self._play(state, Task(UNPACK, key, UPDATE, (source,), (value(key),)))
 
     def wait(self, keys: Keys | None = None) -> None:
@@ -186,7 +183,7 @@ class KVStore(Closing):
         world = self._pool.worlds(1)[0]
         world.broadcast(tensor)
         self._memory[key] = world.empty(tensor.numel(), tensor.dtype).view(tensor.shape).copy_(tensor)
-        self._stored[key] = self._memory[key] if self._updater is None else self._memory[key].clone()
+        self._stored[key] = self._memory[key] if self._update is None else self._memory[key].clone()
 
     def _play(self, state: KeyState, *tasks: Task) -> None:
         for ready in self._player.prepare(tasks):
@@ -211,7 +208,7 @@ class KVStore(Closing):
                     f"rank {self._rank}: key {key} was initialised with {tuple(memory.shape)} of {memory.dtype}, not "
                     f"with {tuple(tensor.shape)} of {tensor.dtype}; push and pull tensors like the first"
                 )
-            states.append((key, KeyState(memory, tensor, self._stored[key], self._updater, computed_of(tensor))))
+            states.append((key, KeyState(memory, tensor, self._stored[key], computed_of(tensor))))
         return states
 
 

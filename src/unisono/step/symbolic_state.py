@@ -18,7 +18,7 @@ What a bucket holds is checked by its stage:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -39,13 +39,6 @@ class Contribution(NamedTuple):
 Sum = Counter[Contribution]
 
 
-class AppliedUpdate(NamedTuple):
-    """Update of a part of a parameter's weights: the sum that was applied, and the version it was applied to."""
-
-    sum: Sum
-    version: int
-
-
 class Versions:
     """Numbers for structures, the same for all ranks."""
 
@@ -53,7 +46,6 @@ class Versions:
         self._numbers: dict[Hashable, int] = {}
 
     def of(self, *structure: Hashable) -> int:
-        """Return the number of a structure."""
         return self._numbers.setdefault(structure, len(self._numbers))
 
     def joined(self, versions: Sequence[int], name: str) -> int:
@@ -111,8 +103,8 @@ class SymbolicState:
     """Versions of a bucket's parameters that came from the other end of an exchange, by key."""
     pulled: dict[tuple[int, int], int] = field(default_factory=dict)
     """Versions before a pull to the centre, for each parameter and bucket, until the next update."""
-    applied: dict[tuple[int, int], list[AppliedUpdate]] = field(default_factory=dict)
-    """Updates, for each parameter and bucket."""
+    applied: dict[tuple[int, int], list[tuple[Sum, int]]] = field(default_factory=dict)
+    """Updates, for each parameter and bucket: the sum that was applied, and the version it was applied to."""
     anchors: dict[tuple[int, int], int] = field(default_factory=dict)
     """Version of the anchor, for each parameter and bucket that has had an outer step."""
     sent: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -136,25 +128,14 @@ class SymbolicState:
         """Return the version of the anchor of a part, given as (parameter, bucket)."""
         return self.anchors.get(part, self.versions.of("initial"))
 
-    def own_weights(self, key: int) -> dict[int, Sum]:
-        """Return this rank's weights of a bucket, as a sum of their own."""
-        # no batch: parts of a parameter are packed one by one, and the next batch may be there before the last of them
-        members = self.layout.bucket(key).parameters
-        return {
-            parameter: Counter({Contribution(self.rank, -1, self.weights[parameter][key]): 1}) for parameter in members
-        }
-
     def contents(self, task: Task, *stages: Stage, key: int | None = None) -> dict[int, Any]:
-        """Return what a bucket holds, the task's unless `key` is given. Raises StepError where it holds nothing of
-        these stages."""
+        """Return what the task's bucket, or that of `key`, holds. Raises StepError unless it is of these stages."""
         bucket = task.key if key is None else key
         held = self.buckets.get(bucket)
         if held is None or held.stage not in stages:
-            wanted, content = (
-                " or ".join(stage.value for stage in stages),
-                "nothing" if held is None else held.stage.value,
-            )
-            raise self.error(task, f"needs {wanted} in bucket {bucket}, which holds {content}")
+            wanted = " or ".join(stage.value for stage in stages)
+            holds = "nothing" if held is None else held.stage.value
+            raise self.error(task, f"needs {wanted} in bucket {bucket}, which holds {holds}")
         return held.parts
 
     def take_contents(self, task: Task, stage: Stage) -> Contents:
@@ -162,18 +143,12 @@ class SymbolicState:
         self.contents(task, stage)
         return self.buckets.pop(task.key)
 
-    def check_complete(self, task: Task, stage: Stage) -> None:
-        """Raise StepError unless all buckets hold all of their parameters at this stage."""
-        for key in self.layout.keys:
-            if len(self.contents(task, stage, key=key)) < len(self.layout.bucket(key).parameters):
-                raise self.error(task, f"takes norms after a part of bucket {key} was applied")
-
     def update(self, parameter: int, key: int, contributions: Sum) -> int:
         """Return the version of a part of a parameter's weights after an update, which is recorded. A pull to the
         centre counts as part of the update."""
         before = self.weights[parameter][key]
         made_with = self.pulled.pop((parameter, key), before)
-        self.applied.setdefault((parameter, key), []).append(AppliedUpdate(contributions, made_with))
+        self.applied.setdefault((parameter, key), []).append((contributions, made_with))
         return self.versions.of("update", before, frozenset(contributions.items()))
 
     def check_read(self, parameter: int, task: Task) -> None:
@@ -204,21 +179,20 @@ def each(effect: Callable[[SymbolicState, Task], None]) -> SymbolicEffect:
     return change
 
 
-def sum_contributions(sums: Iterable[Sum]) -> Sum:
-    """Return the sum of sums. A contribution that is in two of them counts twice."""
-    total: Sum = Counter()
-    for summand in sums:
-        total.update(summand)
-    return total
+def sum_buckets(*stages: Stage, into: Stage | None = None) -> SymbolicEffect:
+    """Return the effect of a sum of buckets over ranks, which hold something of these stages; it makes that of the
+    stage `into`, where there is one. Raises StepError where one holds nothing of them."""
 
+    def change(ranks: Sequence[SymbolicState], task: Task) -> None:
+        held = [state.contents(task, *stages) for state in ranks]
+        parameters = ranks[0].layout.bucket(task.key).parameters
+        total: dict[int, Sum] = {parameter: Counter() for parameter in parameters}
+        for parts in held:
+            for parameter, contributions in total.items():
+                contributions.update(parts[parameter])  # one that two of them have counts twice
+        for state in ranks:
+            own = {parameter: contributions.copy() for parameter, contributions in total.items()}
+            before = state.buckets[task.key]
+            state.buckets[task.key] = before._replace(parts=own) if into is None else Contents(into, own)
 
-def sums_of_buckets(
-    ranks: Sequence[SymbolicState], task: Task, *stages: Stage
-) -> Iterator[tuple[SymbolicState, dict[int, Sum]]]:
-    """Yield each rank with the sum of a bucket over ranks, by parameter. Raises StepError where one holds nothing of
-    these stages."""
-    held = [state.contents(task, *stages) for state in ranks]
-    parameters = ranks[0].layout.bucket(task.key).parameters
-    total = {parameter: sum_contributions(parts[parameter] for parts in held) for parameter in parameters}
-    for state in ranks:
-        yield state, {parameter: contributions.copy() for parameter, contributions in total.items()}
+    return change

@@ -1,5 +1,4 @@
-"""Proof that a rule's step programs are right for one number of ranks: they are played on symbolic values in an
-order that they allow.
+"""Proof that a rule's step programs are right for a number of ranks: they are played on symbolic values.
 
     rank 0   ... pack 1 ─▶ allreduce 1 ─▶ set_grads 1 ─▶ update 1 ...
     rank 1   ... pack 1 ─▶     ┴─ one node of the joined graph
@@ -174,20 +173,19 @@ def _check_updates(
     where = f"rank {state.rank}: parameter {parameter}"
     if len(updates) != len(windows):
         raise StepError(f"{where} is updated {len(updates)} times in {len(windows)} steps that should update it")
-    for (guarantee, batches), update in zip(windows, updates, strict=True):
+    for (guarantee, batches), (contributions, version) in zip(windows, updates, strict=True):
         whose = holders if guarantee.applied is GradientSource.ALL else [state]
         wanted = {(rank.rank, batch) for rank in whose for batch in batches if batch not in rank.absent}
-        applied = {(contribution.rank, contribution.batch) for contribution in update.sum}
+        applied = {(contribution.rank, contribution.batch) for contribution in contributions}
+        update = f"{where}: the update of batch {batches[-1]}"
         if missing := sorted(wanted - applied):
-            raise StepError(
-                f"{where}: the update of batch {batches[-1]} lacks the gradients of (rank, batch) {missing}"
-            )
+            raise StepError(f"{update} lacks the gradients of (rank, batch) {missing}")
         if strange := sorted(applied - wanted):
-            raise StepError(f"{where}: the update of batch {batches[-1]} has gradients of (rank, batch) {strange}")
-        for contribution, count in update.sum.items():
+            raise StepError(f"{update} has gradients of (rank, batch) {strange}")
+        for contribution, count in contributions.items():
             if count != 1:
                 raise StepError(f"{where}: rank {contribution.rank}'s gradient counts {count} times")
-            if guarantee.fresh and contribution.version != update.version:
+            if guarantee.fresh and contribution.version != version:
                 raise StepError(
                     f"{where}: rank {contribution.rank}'s gradient of batch {contribution.batch} is stale: it was made "
                     "with other weights than it is applied to"

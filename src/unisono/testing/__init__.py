@@ -9,8 +9,7 @@
 Nothing here is fast: the plainest form is the oracle of the fast one.
 """
 
-from unisono.testing.play import play_in_process, serve_in_order
+from unisono.testing.play import play_all, play_in_process, serve_in_order
 from unisono.testing.replica import Batch, InProcessReplica
-from unisono.testing.threads import play_all
 
 __all__ = ["Batch", "InProcessReplica", "play_all", "play_in_process", "serve_in_order"]

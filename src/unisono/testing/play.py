@@ -1,4 +1,4 @@
-"""Serial reference of every rule, a user's own included: its programs run on real tensors, all ranks in one process.
+"""Serial references in one process: every rule, a user's own included, on real tensors, and schedules on any payload.
 
     rank 0's model ┐
     rank 1's model ┼─ one loop: a task of one rank, a collective of all, ... in any order that the programs allow
@@ -9,26 +9,35 @@ A collective is run by one thread for each member:
     member 0 ─ act(replica 0, world 0) ┐
     member 1 ─ act(replica 1, world 1) ┼─ all give their tensors, then each sums them in the order of ranks
     member 2 ─ act(replica 2, world 2) ┘
+
+The program of a schedule is played by one thread for each rank, whose transport are queues.
 """
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any
 
 import torch
 
 from unisono.asynchronous.exchange import Centre, Coding, WorkerExchange
 from unisono.asynchronous.messages import Reply, WorkerProgress
+from unisono.errors import ScheduleError
 from unisono.rules.asynchronous import BaseAsynchronousRule, serving_programs
-from unisono.schedules.pieces import bounds
+from unisono.schedules.pieces import Cut, bounds
+from unisono.schedules.schedule import Action, Program
 from unisono.step.costs import Costs
 from unisono.step.predict import Clock, Member, TaskSpan, play_in_random_order
 from unisono.step.program import Step, StepProgram
 from unisono.step.rule import BaseRule
 from unisono.testing.replica import InProcessReplica
-from unisono.testing.threads import run_ranks
+from unisono.transports.arithmetic import Arithmetic, copy_of, perform
+from unisono.transports.player import Completion, Move, Rounds, play
 from unisono.wires import wire_of
 
 
@@ -99,8 +108,6 @@ def _play(
     seed: int = 0,
     costs: Costs | None = None,
 ) -> list[TaskSpan]:
-    """Play one program for each replica."""
-
     def carry(together: Sequence[Member]) -> None:
         carry_out(replicas, together)
 
@@ -118,7 +125,6 @@ class InProcessWorld:
         self.rank, self.size, self._given, self._barrier = rank, len(given), given, barrier
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """Return the objects of all ranks, in the order of ranks."""
         self._given[self.rank] = value
         self._barrier.wait()
         gathered = list(self._given)
@@ -131,17 +137,11 @@ class InProcessWorld:
         """Sum a tensor over the ranks, in place, and return it. A wire rounds as `direct` does: each chunk twice."""
         if op == "maximum":
             return tensor.copy_(torch.stack(self.all_gather_object(tensor.clone())).amax(0))
-        total = torch.zeros_like(tensor)
-        for term in self.all_gather_object(self._rounded(tensor.clone(), wire)):
-            total += term
-        return tensor.copy_(self._rounded(total, wire))
+        return tensor.copy_(self._rounded(self._sum(tensor, wire), wire))
 
     def reduce_scatter(self, tensor: torch.Tensor, _: str = "auto", wire: str | None = None) -> torch.Tensor:
         """Return this rank's chunk of the sum over the ranks. A wire rounds each term."""
-        total = torch.zeros_like(tensor)
-        for term in self.all_gather_object(self._rounded(tensor.clone(), wire)):
-            total += term
-        return total[slice(*bounds(len(total), self.size, self.rank))]
+        return self._sum(tensor, wire)[slice(*bounds(len(tensor), self.size, self.rank))]
 
     def all_to_all(self, tensor: torch.Tensor, _: str = "auto") -> torch.Tensor:
         """Return the chunks that the ranks have for this one; the tensor's p chunks are equal."""
@@ -150,6 +150,9 @@ class InProcessWorld:
     def all_gather(self, shard: torch.Tensor, out: torch.Tensor, _: str = "auto") -> torch.Tensor:
         """Fill `out` with the shards of all ranks, and return it."""
         return out.copy_(torch.cat(self.all_gather_object(shard.clone())))
+
+    def _sum(self, tensor: torch.Tensor, wire: str | None) -> torch.Tensor:
+        return sum(self.all_gather_object(self._rounded(tensor.clone(), wire)), torch.zeros_like(tensor))
 
     def _rounded(self, tensor: torch.Tensor, wire: str | None) -> torch.Tensor:
         """Return a tensor whose chunks have been through a wire, in place."""
@@ -160,40 +163,34 @@ class InProcessWorld:
         return tensor
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
-        """Copy `root`'s tensor to every rank, in place, and return it."""
         return tensor.copy_(self.all_gather_object(tensor.clone())[root])
 
     def reduce(self, tensor: torch.Tensor, root: int = 0) -> None:
-        """Sum a tensor over the ranks, in place, on `root`."""
         total = self.allreduce(tensor.clone())
         if self.rank == root:
             tensor.copy_(total)
 
     def barrier(self) -> None:
-        """Wait until all ranks have called this."""
         self.all_gather_object(None)
 
     def swap(self, sent: torch.Tensor, received: torch.Tensor) -> None:
-        """Send a tensor to the other one of a pair, and receive its tensor."""
         received.copy_(self.all_gather_object(sent.clone())[1 - self.rank])
 
     def announce(self, header: torch.Tensor) -> None:
         """Send nothing: whom a server serves next is given in one process."""
 
     def send(self, tensor: torch.Tensor) -> None:
-        """Send a tensor to the other one of a pair, which receives."""
         self.all_gather_object(tensor.clone())
 
     def receive(self, tensor: torch.Tensor) -> None:
-        """Receive a tensor from the other one of a pair, which sends."""
         tensor.copy_(self.all_gather_object(None)[1 - self.rank])
 
 
 def carry_out(replicas: Sequence[Any], together: Sequence[Member]) -> None:
     """Run a task; a collective runs with a thread for each member. Raises what a member raises."""
-    act = together[0].task.operation.act
-    if act is None:
-        replicas[together[0].rank].outside(together[0].task)
+    first = together[0]
+    if first.task.operation.act is None:
+        replicas[first.rank].outside(first.task)
         return
     given, barrier = list[Any]([None] * len(together)), threading.Barrier(len(together))
 
@@ -210,3 +207,104 @@ def carry_out(replicas: Sequence[Any], together: Sequence[Member]) -> None:
         act_on(0)
     else:
         run_ranks(len(together), act_on, threading.BrokenBarrierError)
+
+
+# Schedules: threads as a transport ------------------------------------------------------------------------------------
+
+STUCK_SECONDS = 30.0
+"""Seconds without a message after which a play counts as stuck."""
+
+
+Queues = dict[tuple[int, int, int], SimpleQueue[Any]]
+"""Messages between threads: (from, to, ticket) -> messages, oldest first."""
+
+
+class ThreadTransport:
+    """Transport through queues that all ranks share; `payload` is a flat view."""
+
+    copies = False
+
+    def __init__(self, queues: Queues, rank: int, payload: Any, arithmetic: Arithmetic) -> None:
+        self._queues, self._rank, self._payload, self._arithmetic = queues, rank, payload, arithmetic
+        self._sent: list[Completion] = []
+        self._receives: list[tuple[int, Move]] = []
+
+    def begin(self, ticket: int, moves: Sequence[Move]) -> None:
+        """Put copies of the sent data into the queues."""
+        for move in moves:
+            if move.action is Action.SEND:
+                data = copy_of(self._arithmetic, self._payload[move.region])
+                self._find(self._rank, move.peer, ticket).put(data)
+                self._sent.append(Completion(ticket, move.position))
+            else:
+                self._receives.append((ticket, move))
+
+    def completed(self) -> list[Completion]:
+        """Receive available messages, in the order of the moves of each peer and ticket; return the completed moves."""
+        done, self._sent = self._sent, []
+        still, empty = list[tuple[int, Move]](), set[tuple[int, int]]()
+        for ticket, move in self._receives:
+            queue = self._find(move.peer, self._rank, ticket)
+            if (move.peer, ticket) in empty or queue.empty():
+                empty.add((move.peer, ticket))
+                still.append((ticket, move))
+                continue
+            data = queue.get_nowait()
+            if move.action is Action.RECEIVE:
+                perform([self._arithmetic.copy(self._payload[move.region], data)])
+                data = None
+            done.append(Completion(ticket, move.position, data))
+        self._receives = still
+        return done
+
+    def _find(self, sender: int, receiver: int, ticket: int) -> SimpleQueue[Any]:
+        """Return the queue between two ranks; whichever thread asks first makes it.
+
+        `setdefault` is one step for all threads. A `defaultdict` is not: sender and receiver could each make a queue.
+        """
+        key = (sender, receiver, ticket)
+        return self._queues.get(key) or self._queues.setdefault(key, SimpleQueue())
+
+    def release(self, ticket: int, position: int) -> None:
+        """Do nothing: received data is a copy."""
+
+
+def play_all(
+    programs: Sequence[Program],
+    cut: Callable[[int], Cut],
+    payloads: Sequence[Any],
+    arithmetic: Arithmetic,
+    in_flight: int = 4,
+) -> None:
+    """Play every rank's program on its payload, one thread per rank. `cut` returns the cut for a number of chunks."""
+    queues: Queues = {}
+
+    def run_rank(rank: int) -> None:
+        transport = ThreadTransport(queues, rank, payloads[rank], arithmetic)
+        rounds = Rounds(rank, payloads[rank], arithmetic, [transport] * len(programs), _wait_function(rank))
+        play(programs[rank], cut(programs[rank].chunks), rounds, in_flight)
+
+    run_ranks(len(programs), run_rank, ScheduleError)
+
+
+def run_ranks(ranks: int, run: Callable[[int], None], consequence: type[Exception]) -> None:
+    """Call `run` with each rank, in a thread for each. Raises one's error, a `consequence` of another's last."""
+    with ThreadPoolExecutor(ranks) as pool:
+        futures = [pool.submit(run, rank) for rank in range(ranks)]
+    errors = [error for future in futures if (error := future.exception())]
+    for error in sorted(errors, key=lambda error: isinstance(error, consequence)):
+        raise error
+
+
+def _wait_function(rank: int) -> Callable[[Callable[[], list[int]]], list[int]]:
+    """Return a wait that yields the core between polls, and raises ScheduleError after STUCK_SECONDS."""
+
+    def wait(poll: Callable[[], list[int]]) -> list[int]:
+        give_up = time.monotonic() + STUCK_SECONDS
+        while not (ended := poll()):
+            if time.monotonic() > give_up:
+                raise ScheduleError(f"rank {rank} waits forever")
+            os.sched_yield()
+        return ended
+
+    return wait

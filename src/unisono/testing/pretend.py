@@ -37,17 +37,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from unisono.testing import pretend_device
 from unisono.testing.late import Queue
-from unisono.testing.pretend_device import (
-    GENERATORS,
-    LATE,
-    NAME,
-    Stream,
-    StreamEngine,
-    current_stream,
-    device_guard,
-    index_of,
-    queue_of,
-)
+from unisono.testing.pretend_device import GENERATORS, LATE, NAME, Stream, current_stream, index_of, queue_of
 
 POISON = 255
 """Byte that new and overwritten memory is full of: NaN in floating-point numbers."""
@@ -117,7 +107,6 @@ def _template(index: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _new(size: Any, stride: Any, dtype: torch.dtype, index: int) -> torch.Tensor:
-    """Return a tensor on a device with new memory."""
     steps = sum((length - 1) * step for length, step in zip(size, stride, strict=True))
     nbytes = 0 if 0 in size else (1 + steps) * dtype.itemsize
     storage: Any = torch._C._construct_storage_from_data_pointer(next(_addresses), torch.device(NAME, index), nbytes)
@@ -222,7 +211,6 @@ def _traits(op: Any) -> tuple[bool, bool]:
 
 
 def _place(op: Any, leaves: list[Any]) -> int:
-    """Return the index of the device of the arguments, which have to be on one device."""
     devices = {t.device: None for t in leaves if isinstance(t, torch.Tensor) and (t.dim() or t.device.type == NAME)}
     if len(devices) > 1:
         names = " and ".join(map(str, devices))
@@ -308,7 +296,6 @@ def _empty(size: Any, *, dtype: Any = None, device: Any = None, memory_format: A
 
 
 def _resize(tensor: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
-    """Give a tensor another size, in new memory if its own is too small."""
     shape = torch.empty(size, dtype=tensor.dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
     storage, offset = tensor.untyped_storage(), tensor.storage_offset()
     length, kept = offset + shape.numel(), storage.nbytes() // tensor.dtype.itemsize
@@ -356,7 +343,7 @@ def _is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:  # noqa: ARG00
 
 
 def _pin(tensor: torch.Tensor) -> torch.Tensor:
-    tensor.untyped_storage().pinned = True  # type: ignore[attr-defined]
+    pretend_device.register_host_memory(tensor)
     return tensor
 
 
@@ -373,10 +360,6 @@ def _new_storage(cls: Any, *args: Any, device: Any = None, **options: Any) -> An
     return torch._C.StorageBase.__new__(cls, *args, **options, **({} if device is None else {"device": device}))
 
 
-def _convolution_backward(gradient: torch.Tensor, tensor: torch.Tensor, weight: torch.Tensor, *args: Any) -> Any:
-    return _fallback(_aten.convolution_backward.default, gradient, tensor, weight, [weight.size(0)], *args)
-
-
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "empty.memory_format": _empty,
     "empty_strided": _empty_strided,
@@ -389,7 +372,9 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "record_stream": lambda tensor, stream: _block(tensor).recorded.add(queue_of(stream)),
     "native_dropout": _dropout,
     "convolution_overrideable": functools.partial(_fallback, _aten.convolution.default),
-    "convolution_backward_overrideable": _convolution_backward,
+    "convolution_backward_overrideable": lambda gradient, tensor, weight, *args: _fallback(
+        _aten.convolution_backward.default, gradient, tensor, weight, [weight.size(0)], *args
+    ),
 }
 
 
@@ -397,8 +382,7 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
     def is_available(self) -> bool:
         return True
 
-    def is_built(self) -> bool:
-        return True
+    is_built = is_available
 
     def has_primary_context(self, _: int) -> bool:
         return True
@@ -406,8 +390,8 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
 
 def _register(devices: int) -> None:
     GENERATORS[:] = [torch.Generator().manual_seed(torch.initial_seed()) for _ in range(devices)]
-    _setup_privateuseone_for_python_backend(NAME, pretend_device, _Hooks(), device_guard())
-    Variable._execution_engine = StreamEngine()
+    _setup_privateuseone_for_python_backend(NAME, pretend_device, _Hooks(), pretend_device.device_guard())
+    Variable._execution_engine = pretend_device.StreamEngine()
     torch.UntypedStorage.__new__ = _new_storage  # type: ignore[method-assign]
     library: Any = torch.library
     fallbacks, aten = library.Library("_", "IMPL"), library.Library("aten", "IMPL")
@@ -426,4 +410,4 @@ def _register(devices: int) -> None:
         with torch.enable_grad():
             torch.autograd.backward(torch.zeros((), device=f"{NAME}:{devices - 1}", requires_grad=True).neg())
     except RuntimeError:  # the engine has no thread for the device
-        StreamEngine.threads = False
+        pretend_device.StreamEngine.threads = False

@@ -122,7 +122,6 @@ Event = PretendEvent
 
 
 def default_stream(device: Any = None) -> Stream:
-    """Return the stream of a device that is current until another one is set."""
     index = index_of(device)
     return _defaults.get(index) or _defaults.setdefault(index, Stream(index))
 
@@ -135,7 +134,6 @@ def current_stream(device: Any = None) -> Stream:
 
 
 def set_stream(stream: Stream) -> None:
-    """Make a stream the current one of its device in this thread."""
     _enter_node()
     HERE.streams = {**HERE.streams, stream.device_index: stream}
     HERE.changes.append((torch._C._autograd._get_sequence_nr(), HERE.streams))
@@ -158,7 +156,6 @@ def stream(stream: Stream | None) -> Iterator[None]:
 
 @contextmanager
 def device(device: Any) -> Iterator[None]:
-    """Context with another current device."""
     before, HERE.device = HERE.device, index_of(device)
     try:
         yield
@@ -167,12 +164,10 @@ def device(device: Any) -> Iterator[None]:
 
 
 def set_device(device: Any) -> None:
-    """Make a device the current one of this thread."""
     HERE.device = index_of(device)
 
 
 def current_device() -> int:
-    """Return the index of the current device."""
     return HERE.device
 
 
@@ -267,6 +262,9 @@ def is_available() -> bool:
     return True
 
 
+is_bf16_supported = is_available
+
+
 def register_host_memory(memory: torch.Tensor) -> None:
     """Let copies from and to a host tensor's memory run late, as those of pinned memory do."""
     memory.untyped_storage().pinned = True  # type: ignore[attr-defined]
@@ -274,10 +272,6 @@ def register_host_memory(memory: torch.Tensor) -> None:
 
 def _is_in_bad_fork() -> bool:
     return False
-
-
-def is_bf16_supported() -> bool:
-    return True
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:

@@ -68,7 +68,6 @@ class InProcessReplica:
         """Tensors that the rule keeps; the anchors are the weights when the first batch begins."""
 
     def outside(self, task: Task) -> None:
-        """Run a task of the outside program."""
         if task.operation is op.BEGIN:
             self._batch = next(self._batches)
             for key in self.layout.keys:
@@ -149,14 +148,12 @@ class InProcessReplica:
             self._averaged[index] = None if flag == 0 else average
 
     def sum_squares(self, world: Any) -> None:
-        squares = [
-            float(torch.linalg.vector_norm(gradient)) ** 2
-            * self._parts((self.layout.keys_of[index] or (0,))[0])
-            / self.layout.ranks
-            for index, gradient in sorted(self._averaged.items())
-            if gradient is not None
-        ]
-        self._norm = sum(world.all_gather_object(sum(squares))) ** 0.5
+        squares = 0.0
+        for index, gradient in sorted(self._averaged.items()):
+            if gradient is not None:
+                parts = self._parts((self.layout.keys_of[index] or (0,))[0])
+                squares += float(torch.linalg.vector_norm(gradient)) ** 2 * parts / self.layout.ranks
+        self._norm = sum(world.all_gather_object(squares)) ** 0.5
 
     def clip(self) -> None:
         self._clip(self._averaged)
@@ -200,10 +197,9 @@ class InProcessReplica:
         """Copy the received floating-point buffers, if any, to the model's."""
         if self._flat is None:
             return
-        start = 0
-        for buffer in self._buffers():
-            buffer.copy_(self._flat[start : start + buffer.numel()].view(buffer.shape))
-            start += buffer.numel()
+        buffers = self._buffers()
+        for buffer, part in zip(buffers, torch.split(self._flat, [buffer.numel() for buffer in buffers]), strict=True):
+            buffer.copy_(part.view(buffer.shape))
         self._flat = None
 
     # Shards
@@ -220,7 +216,6 @@ class InProcessReplica:
 
     @cached_property
     def segments(self) -> dict[int, tuple[PlacedSegment, ...]]:
-        """Segments in this rank's shards of the buckets, by key."""
         segments = {}
         for key in self.layout.keys:
             ranges = [(index, here.start, here.stop, part.start) for index, here, part in self._pieces(key)]
@@ -237,7 +232,6 @@ class InProcessReplica:
         return [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
 
     def _compute(self) -> None:
-        """Compute the gradients of the batch, with the weights that the forward pass has read."""
         self._fresh = dict.fromkeys(range(len(self.parameters)))
         if self._batch is None:
             return
@@ -274,9 +268,7 @@ class InProcessReplica:
         """Return the parameters in a bucket, each with its first and last element (exclusive) there."""
         bucket = self.layout.bucket(key)
         full = tuple((0, self.parameters[index].numel()) for index in bucket.parameters)
-        return [
-            (index, first, last) for index, (first, last) in zip(bucket.parameters, bucket.ranges or full, strict=True)
-        ]
+        return [(index, *ends) for index, ends in zip(bucket.parameters, bucket.ranges or full, strict=True)]
 
     def _pieces(self, key: int) -> Iterator[tuple[int, slice, slice]]:
         """Yield these with their places in the bucket."""

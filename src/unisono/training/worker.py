@@ -298,11 +298,11 @@ class WorkerPlayer(EventPlayer):
 
     def _save_last(self) -> None:
         """Store the centre that came last: the server has died. The model itself would wait for what has failed."""
-        last = self.exchange.last
-        if last is None:
+        if self.exchange.last is None:
             return
-        replies = [reply._replace(orders=Order.NONE) for reply in last.replies]  # no worker leaves a snapshot for it
-        with self.run.trainer.reducer.weights.centre(last.centre, self.exchange.centre_buffers, wait=False):
+        replies, centre = self.exchange.last
+        replies = [reply._replace(orders=Order.NONE) for reply in replies]  # no worker leaves a snapshot for it
+        with self.run.trainer.reducer.weights.centre(centre, self.exchange.centre_buffers, wait=False):
             weights = copied(self._state)
         weights.update(self._extra)
         step = sum(worker.step for worker in replies[0].workers)

@@ -17,7 +17,7 @@ from unisono.network.pace import PIECE_BYTES_RANGE
 from unisono.placement import Placement, one_rank_per_node, place, regular
 from unisono.schedules import SCHEDULES, find
 from unisono.schedules.pieces import bounds, cut
-from unisono.testing.threads import play_all
+from unisono.testing import play_all
 from unisono.transports.arithmetic import arithmetic_of
 from unisono.transports.fused import FUSED
 from unisono.transports.mailboxes import Seats, plan_seats
