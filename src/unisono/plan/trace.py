@@ -341,10 +341,10 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
         for tensor in tensors_in(outputs):
             layer.activations += tensor.numel()
             layer.activation_bytes += tensor.nbytes
-        waiting, seen = [tensor.grad_fn for tensor in tensors_in(outputs)], {None, *self._before.pop()}
+        waiting, seen = [tensor.grad_fn for tensor in tensors_in(outputs)], set(self._before.pop())
         while waiting:  # the nodes up to those of the inputs are this layer's, as far as no submodule has them
             node = waiting.pop()
-            if node in seen:
+            if node is None or node in seen:
                 continue
             seen.add(node)
             if node not in self._owned:
