@@ -46,8 +46,7 @@ class ResponseNorm(nn.LocalResponseNorm):
     def forward(self, inputs: Tensor) -> Tensor:
         if inputs.ndim != 4 or not inputs.numel():
             return super().forward(inputs)
-        constants = Constants(self.size, self.alpha, self.beta, self.k)
-        outputs: Tensor = _Normalise.apply(inputs, constants)
+        outputs: Tensor = _Normalise.apply(inputs, Constants(self.size, self.alpha, self.beta, self.k))
         return outputs
 
 
@@ -68,10 +67,8 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (source,) = ctx.saved_tensors
-        constants: Constants = ctx.constants
-        slope = to_nhwc(gradient)
-        out = torch.empty_like(source)
+        (source,), constants = ctx.saved_tensors, ctx.constants
+        slope, out = to_nhwc(gradient), torch.empty_like(source)
         factor = -2 * constants.alpha * constants.beta / constants.size
         before = constants.size // 2
         windows = _ChannelWindows(source, constants.size, before)

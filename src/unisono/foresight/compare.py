@@ -6,10 +6,9 @@
     loading            0 ms        0 ms
     step              52 ms       65 ms    +25%
 
-`docs/planning_accuracy.md` says how the cost is found.
-
-Worked example, 4 ranks, 2 nodes: exchanges of 30 ms, of which 10 ms do not hide, take 42 ms, and waiting takes 22 ms
-instead of 10 ms: communication took 40% longer, link.bandwidth is too high.
+`docs/planning_accuracy.md` says how the cost is found. Worked example, 4 ranks, 2 nodes: exchanges of 30 ms, of which
+10 ms do not hide, take 42 ms, and waiting takes 22 ms instead of 10 ms: communication took 40% longer, link.bandwidth
+is too high.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from unisono.foresight.seal import Measurement, SealedPrediction, Spread
-from unisono.formats import text_table
+from unisono.formats import counted, text_table
 from unisono.plan.trials import LARGEST_ERROR
 from unisono.processor import compare_use, describe
 
@@ -113,7 +112,7 @@ def explain(prediction: SealedPrediction, measured: Measurement) -> str:
 
 
 def summarize(prediction: SealedPrediction, measured: Measurement) -> str:
-    """Return a line: the measured and the predicted step, and where they differ the reason, as far as it is known."""
+    """Return a line: the measured and the predicted step, and where they differ the known reason."""
     step = errors_of(prediction, measured)["step"]
     line = f"measured {ms(step.measured)} a step, predicted {step_words(prediction)}"
     if abs(step.off) <= LARGEST_ERROR * step.predicted:
@@ -170,7 +169,7 @@ def ms(seconds: float) -> str:
 def check_lines(prediction: SealedPrediction, measured: Measurement) -> Iterator[str]:
     """Yield the predicted and measured parts of a run's step, and the sentence that says which cost was wrong."""
     run, parts = prediction.run, errors_of(prediction, measured)
-    on = f"{run.ranks} rank{'s' * (run.ranks > 1)} on {run.nodes} node{'s' * (run.nodes > 1)}"
+    on = f"{counted(run.ranks, 'rank')} on {counted(run.nodes, 'node')}"
     yield (
         f"{run.recipe}: {run.model}, {run.rule}, {run.batch} samples a step, {on}{run.machine and f', {run.machine}'}; "
         f"sealed {prediction.sealed}, measured over {measured.steps} steps after the first {measured.skipped}"

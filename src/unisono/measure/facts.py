@@ -1,16 +1,9 @@
 """Machine file of what a probe has found: medians and spreads of readings, as facts of a node.
 
-    rate of a node in a trial     the sum over its ranks of work / seconds
-    node.flops                    the best median rate of any product, forward or backward
-    efficiency                    the median over the products of a kind of their rate in a step, over node.flops
-    memory_bandwidth, disk        the median rate over trials and nodes
-    to_host, to_device            the same, of the devices of a node's ranks together; accelerators are their number
-    decoding.pixels               the median rate of a rank: of one thread
-    collective                    the median over trials of the slowest rank's seconds
-    choices                       the measured network, and the rows of `unisono tune`
-
-Worked example, 2 nodes of 2 ranks, a product of 1 GFLOP forward: ranks take 10, 10, 20 and 20 ms in a trial, so the
-first node makes 200 GFLOP/s, the second 100; the row has their median, 150.
+A node's rate in a trial is the sum over its ranks of work / seconds; collectives have the slowest rank's seconds, and
+decoding the rate of one thread. `docs/planning.md` has the parts of a file. Worked example, 2 nodes of 2 ranks, a
+product of 1 GFLOP forward: ranks take 10, 10, 20 and 20 ms in a trial, so the first node makes 200 GFLOP/s, the second
+100; the row has their median, 150.
 
 What a rank's system tells of its place is read from the files of Linux; what a file does not say stays unknown:
 
@@ -60,8 +53,9 @@ RATES = {
     "to_host": "node.to_host",
     "to_device": "node.to_device",
     "disk": "disk.bandwidth",
+    "decoding": "decoding.pixels",
 }
-"""Key of the rate of a node, by the kind of its probes."""
+"""Key of the rate of a node, or in decoding of a rank, by the kind of its probes."""
 
 DIGITS = 5
 """Digits of a value in the file: trials differ by more."""
@@ -99,11 +93,15 @@ def machine_facts(
         **_rates(readings, placement),
         **({} if links is None else _links(links) | _topology(links, sizes)),
     }
+    tables = defaultdict[str, dict[str, Any]](dict)
+    for key, entry in values.items():
+        table, _, value = key.partition(".")
+        tables[table][value] = entry.value
     reasons = (*findings.left_out, *_left_out(sizes, hosts))
     seconds = _rounded(findings.seconds)
     return MachineFacts(
         name or f"{sites[0].host}, nodes: {len(hosts)}, ranks: {placement.ranks}",
-        **{table: kind(**_of_table(table, values)) for table, kind in TABLES.items() if table != "probe"},
+        **{table: kind(**tables[table]) for table, kind in TABLES.items() if table != "probe"},
         measured={key: entry.method for key, entry in values.items()},
         slow_links=slow,
         choices=choice_tables(links, hosts, findings.rows),
@@ -111,11 +109,6 @@ def machine_facts(
         products=products,
         collectives=tuple(_collective_row(reading, placement) for reading in readings["collective"]),
     )
-
-
-def _of_table(table: str, values: Values) -> dict[str, Any]:
-    of_keys = ((key.partition("."), entry.value) for key, entry in values.items())
-    return {name: value for (prefix, _, name), value in of_keys if prefix == table}
 
 
 def median_and_spread(values: Sequence[float]) -> tuple[float, float]:
@@ -167,8 +160,7 @@ def _system(sites: Sequence[ProbedSite], placement: Placement) -> Values:
 
 
 def _computing(products: Sequence[ProductRow]) -> Values:
-    """Return the best rate of a node in float32, and the share of it that products of a kind reach, if it is below
-    1."""
+    """Return a node's best rate in float32, and the share of it that products of a kind reach, if it is below 1."""
     products = [row for row in products if row.dtype == FLOAT32]
     if not products:
         return {}
@@ -188,16 +180,13 @@ def _rates(readings: Mapping[str, Sequence[ProbeReading]], placement: Placement)
     values = Values()
     for kind, key in RATES.items():
         for largest in readings[kind][-1:]:
-            values[key] = _rate(largest, node_rates(largest, placement))
-    for largest in readings["decoding"][-1:]:
-        each = [largest.probe.work / took[0] for trial in largest.trials for took in trial if took]
-        values["decoding.pixels"] = _rate(largest, each)
+            rates = node_rates(largest, placement)
+            if kind == "decoding":  # of each rank
+                rates = [largest.probe.work / took[0] for trial in largest.trials for took in trial if took]
+            rate, spread = median_and_spread(rates)
+            method = f"{largest.probe.label}: median of {len(rates)}, spread {spread:.0%}"
+            values[key] = MeasuredValue(rate, method)
     return values
-
-
-def _rate(reading: ProbeReading, rates: Sequence[float]) -> MeasuredValue:
-    rate, spread = median_and_spread(rates)
-    return MeasuredValue(rate, f"{reading.probe.label}: median of {len(rates)}, spread {spread:.0%}")
 
 
 def _links(links: Links) -> Values:
@@ -247,21 +236,16 @@ def choice_tables(links: Links | None, hosts: Sequence[str], rows: Mapping[str, 
     members: defaultdict[int, list[str]] = defaultdict(list)
     for supernode, host in zip(links.supernodes, hosts, strict=True):
         members[supernode].append(host)
-    told_apart = len(members) > 1 and not share_names(hosts)
+    told_apart = len(members) > 1 and len(set(hosts)) == len(hosts)
     supernodes = [SupernodeRow(tuple(names)) for _, names in sorted(members.items())] if told_apart else []
     return ChoiceTables(**tables, network=links.network, supernode=tuple(supernodes))
-
-
-def share_names(hosts: Sequence[str]) -> bool:
-    """Return True if two nodes have one name: a table cannot tell them apart."""
-    return len(set(hosts)) < len(hosts)
 
 
 def _left_out(sizes: Sequence[int], hosts: Sequence[str]) -> Iterator[str]:
     """Yield the reasons for which supernodes are not in the file."""
     if len(set(sizes)) > 1:
         yield f"topology: supernodes of {', '.join(map(str, sizes))} nodes; a file has one size"
-    if len(sizes) > 1 and share_names(hosts):
+    if len(sizes) > 1 and len(set(hosts)) < len(hosts):  # a table cannot tell them apart
         yield "choices.supernode: several nodes have the same host name"
 
 

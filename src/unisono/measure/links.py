@@ -19,7 +19,6 @@ anew, and all pairs exchange at once:
     ...                               a pair that was often slow sits in two supernodes
 
 Uplinks over-subscribed by less than three may go unnoticed: only half of the pairs cross, a load that they can carry.
-Nodes are then joined, the surest first, as long as the pairs between two groups were rarely slow.
 """
 
 from __future__ import annotations
@@ -27,8 +26,10 @@ from __future__ import annotations
 import random
 import statistics
 import time
+import timeit
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -108,32 +109,16 @@ def _between(nodes: MPI.Intracomm, inside: Network, seconds: float | None) -> Li
         for pair, took in zip(pairs, _exchange_seconds(nodes, pairs, nbytes), strict=True)
     ]
     groups = supernodes(nodes.size, speeds)
-    beta = statistics.median(_exchange_seconds(nodes, _inside(groups), 4 * nbytes, 3)) / (4 * nbytes)
+    members = [[node for node, owner in enumerate(groups) if owner == group] for group in sorted(set(groups))]
+    within = [pair for some in members for pair in zip(some[::2], some[1::2], strict=False)] or [(0, 1)]
+    beta = statistics.median(_exchange_seconds(nodes, within, 4 * nbytes, 3)) / (4 * nbytes)
     network = replace(inside, alpha=alpha, beta=beta, overhead=overhead)
-    if crossing := _crossing(groups):
+    neighbours = zip(members[::2], members[1::2], strict=False)  # node i of one supernode and of the next
+    if crossing := [pair for even, odd in neighbours for pair in zip(even, odd, strict=False)]:
         slow = statistics.median(_exchange_seconds(nodes, crossing, 4 * nbytes, 3)) / (4 * nbytes)
         load = max(sum(group in (groups[a], groups[b]) for a, b in crossing) for group in set(groups))
         network = replace(network, uplink_beta=slow / load if slow > MIN_UPLINK_RATIO * beta else None)
     return Links(network, groups, tuple(speeds))
-
-
-def _inside(groups: Sequence[int]) -> list[Pair]:
-    """Return pairs of nodes of one supernode, each node in at most one; (0, 1) where no supernode has two nodes."""
-    pairs = [pair for nodes in _members(groups) for pair in zip(nodes[::2], nodes[1::2], strict=False)]
-    return pairs or [(0, 1)]
-
-
-def _crossing(groups: Sequence[int]) -> list[Pair]:
-    """Return pairs of nodes of different supernodes, each node in one at most: node i of one and of the next."""
-    members = _members(groups)
-    return [
-        pair for even, odd in zip(members[::2], members[1::2], strict=False) for pair in zip(even, odd, strict=False)
-    ]
-
-
-def _members(groups: Sequence[int]) -> list[list[int]]:
-    """Return the nodes of each supernode."""
-    return [[node for node, supernode in enumerate(groups) if supernode == group] for group in sorted(set(groups))]
 
 
 def _exchange_seconds(nodes: MPI.Intracomm, pairs: Sequence[Pair], nbytes: int, times: int = 1) -> list[float]:
@@ -200,13 +185,8 @@ def _overhead(nodes: MPI.Intracomm, pairs: Sequence[Pair]) -> float:
 def _summing(world: World) -> float:
     """Return the seconds to sum a byte while every rank does so."""
     total, part = np.zeros(SUM_BLOCK_BYTES // 4, np.float32), np.ones(SUM_BLOCK_BYTES // 4, np.float32)
-    world.barrier()
-    start = time.perf_counter()
-    for _ in range(4 * REPETITIONS):
-        np.add(total, part, total)
-    return statistics.median(
-        world.all_gather_object((time.perf_counter() - start) / (4 * REPETITIONS * SUM_BLOCK_BYTES))
-    )
+    took = timeit.timeit(lambda: np.add(total, part, total), world.barrier, number=4 * REPETITIONS)
+    return statistics.median(world.all_gather_object(took / (4 * REPETITIONS * SUM_BLOCK_BYTES)))
 
 
 def _within(world: World) -> tuple[float, float]:
@@ -216,12 +196,8 @@ def _within(world: World) -> tuple[float, float]:
     for nbytes in (4, 4 * SUM_BLOCK_BYTES):
         payload = torch.zeros(nbytes // 4)
         node.allreduce(payload)
-        node.barrier()
-        start = time.perf_counter()
-        for _ in range(REPETITIONS):
-            node.allreduce(payload)
-        took = (time.perf_counter() - start) / REPETITIONS if node.size > 1 else None
-        seconds.append([duration for duration in world.all_gather_object(took) if duration is not None])
+        took = timeit.timeit(partial(node.allreduce, payload), node.barrier, number=REPETITIONS) / REPETITIONS
+        seconds.append([each for each in world.all_gather_object(took if node.size > 1 else None) if each is not None])
     if not seconds[0]:
         return 0.0, 0.0
     short, long = map(statistics.median, seconds)
@@ -233,7 +209,6 @@ def _never_interrupted() -> None:
 
 
 Pair = tuple[int, int]
-Matrix = NDArray[np.float64]
 
 SLOW_FRACTION = 0.75
 """Fraction of the speed inside a supernode below which a pair counts as slow."""
@@ -269,10 +244,17 @@ def supernodes(nodes: int, speeds: Iterable[tuple[Pair, float]]) -> tuple[int, .
     Supernodes are numbered in the order of their lowest node; there is one where no pairs stand out as slow. Average
     linkage over the share of slow exchanges; costs O(nodes^3) in NumPy.
     """
-    exchanges, slow = _count_exchanges(nodes, list(speeds))
+    exchanges, slow = np.zeros((2, nodes, nodes))  # of each pair, symmetric
+    by_pair = _by_pair(speeds)
+    medians = sorted(map(statistics.median_high, by_pair.values()), reverse=True)
+    # the speed inside a supernode is that of the fastest pairs, enough of them to hold each node once or more
+    full = medians[min(len(medians) - 1, nodes // 4)] if medians else 0.0
+    for (a, b), seen in by_pair.items():
+        exchanges[a, b] = exchanges[b, a] = len(seen)
+        slow[a, b] = slow[b, a] = sum(speed < SLOW_FRACTION * full for speed in seen)
     alive = list(range(nodes))
-    groups = {node: [node] for node in alive}
-    while len(alive) > 1:
+    groups = {node: [node] for node in alive}  # by the lowest of each
+    while len(alive) > 1:  # the surest are joined first, as long as the pairs between two groups were rarely slow
         share = np.where(exchanges > 0, slow / np.maximum(exchanges, 1), 1.0)[np.ix_(alive, alive)]
         np.fill_diagonal(share, np.inf)
         kept, merged = sorted(alive[index] for index in np.unravel_index(np.argmin(share), share.shape))
@@ -283,30 +265,8 @@ def supernodes(nodes: int, speeds: Iterable[tuple[Pair, float]]) -> tuple[int, .
             matrix[:, kept] += matrix[:, merged]
         groups[kept] += groups.pop(merged)
         alive.remove(merged)
-    numbers = {
-        node: number
-        for number, first in enumerate(sorted(groups, key=lambda first: min(groups[first])))
-        for node in groups[first]
-    }
+    numbers = {node: number for number, lowest in enumerate(sorted(groups)) for node in groups[lowest]}
     return tuple(numbers[node] for node in range(nodes))
-
-
-def _count_exchanges(nodes: int, speeds: Sequence[tuple[Pair, float]]) -> tuple[Matrix, Matrix]:
-    """Return the number of exchanges of each pair of nodes, and of slow ones, as symmetric (nodes, nodes) matrices."""
-    exchanges, slow = np.zeros((nodes, nodes)), np.zeros((nodes, nodes))
-    if speeds:
-        full = _full_speed(nodes, speeds)
-        for (a, b), speed in speeds:
-            for index in ((a, b), (b, a)):
-                exchanges[index] += 1
-                slow[index] += speed < SLOW_FRACTION * full
-    return exchanges, slow
-
-
-def _full_speed(nodes: int, speeds: Sequence[tuple[Pair, float]]) -> float:
-    """Return the speed inside a supernode: that of the fastest pairs, enough of them to hold each node once or more."""
-    medians = sorted((sorted(samples)[len(samples) // 2] for samples in _by_pair(speeds).values()), reverse=True)
-    return medians[min(len(medians) - 1, nodes // 4)]
 
 
 def _by_pair(speeds: Iterable[tuple[Pair, float]]) -> dict[Pair, list[float]]:

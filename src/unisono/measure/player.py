@@ -6,7 +6,6 @@
     part      ├─ probe ─┼─── probe ───┼ ─ ─ ─ left out: too long for what is left ─ ─ ┤ ends
     probe     prepare │ first call, which warms up │ trial │ trial │ ...     the first one of a part twice: what starts
                                                                              threads and libraries does not count
-    trial     barrier │ call │ the seconds of all ranks, on all ranks
 
 Rank 0's clock counts, and the slowest rank's seconds, so all ranks make the same number of calls. An error on one rank
 is every rank's, and leaves out the probe.
@@ -24,13 +23,13 @@ is every rank's, and leaves out the probe.
 from __future__ import annotations
 
 import datetime
-import math
 import time
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib.metadata import version
+from math import isqrt
 from pathlib import Path
 
 import torch
@@ -157,6 +156,7 @@ def measure(world: World, probe: Probe, folder: Path | None, share: float) -> Pr
 
 
 def _trial(world: World, call: MeasuredCall) -> Trial:
+    """Return the seconds of all ranks, on all ranks."""
     world.comm.Barrier()
     took = world.call_on_all(call)
     return tuple(world.all_gather_object(took))
@@ -176,12 +176,25 @@ MIN_TRIALS = 3
 
 
 def tune(world: World, max_bytes: int, log: Log, machine: MachineFacts | None = None) -> MachineFacts:
-    """Return the machine with choices up to `max_bytes` bytes. Called by all ranks, with the same result on each.
+    """Return the machine with its links, and with choices up to `max_bytes` bytes, which all ranks time together.
 
-    A `machine` that was measured before keeps all but its choices at this location: on one node, or across nodes.
+    A `machine` that was measured before keeps all but its choices at this location: on one node, or across nodes. The
+    result is the same on each rank.
     """
-    tuned = machine_of(world, time_candidates(world, max_bytes, log))
-    return tuned if machine is None else replace(machine, choices=machine.choices.updated(tuned.choices, _where(world)))
+    begin, where = time.perf_counter(), "one node" if world.nodes == 1 else "across nodes"
+    log(f"measuring the links of {counted(world.size, 'rank')} on {counted(world.nodes, 'node')}")
+    links = measure_links(world)
+    placement = place(world.placement.node_of_rank, [links.supernodes[node] for node in world.placement.node_of_rank])
+    log(describe(links))
+    known = World(world.comm.Dup(), placement, world.table)
+    choices = {
+        collective: rows(_timings(known, collective, links.network, max_bytes, log), where)
+        for collective in COLLECTIVES
+    }
+    known.free()
+    seconds = world.comm.bcast(time.perf_counter() - begin, 0)
+    tuned = machine_of(world, ProbeFindings(links if world.nodes > 1 else None, (), (), seconds, choices))
+    return tuned if machine is None else replace(machine, choices=machine.choices.updated(tuned.choices, where))
 
 
 def machine_at(path: Path) -> MachineFacts | None:
@@ -203,32 +216,10 @@ def machine_at(path: Path) -> MachineFacts | None:
     return None
 
 
-def time_candidates(world: World, max_bytes: int, log: Log) -> ProbeFindings:
-    """Measure the links, and time the candidates up to `max_bytes` bytes. Called by all ranks, with the same result."""
-    begin = time.perf_counter()
-    log(f"measuring the links of {counted(world.size, 'rank')} on {counted(world.nodes, 'node')}")
-    links = measure_links(world)
-    groups = [links.supernodes[world.placement.node_of(rank)] for rank in range(world.size)]
-    placement = place(world.placement.node_of_rank, groups)
-    log(describe(links))
-    known = World(world.comm.Dup(), placement, world.table)
-    choices = {
-        collective: rows(_timings(known, collective, links.network, max_bytes, log), _where(world))
-        for collective in COLLECTIVES
-    }
-    known.free()
-    seconds = world.comm.bcast(time.perf_counter() - begin, 0)
-    return ProbeFindings(links if world.nodes > 1 else None, (), (), seconds, choices)
-
-
-def _where(world: World) -> str:
-    return "one node" if world.nodes == 1 else "across nodes"
-
-
 def describe(links: Links) -> str:
     """Return the network in words."""
     network, count = links.network, len(set(links.supernodes))
-    text = f"{count} supernode{'s' if count > 1 else ''}, {float(network.alpha) * 1e6:.0f} µs a message, "
+    text = f"{counted(count, 'supernode')}, {float(network.alpha) * 1e6:.0f} µs a message, "
     text += f"{8e-6 / float(network.beta):.0f} Mbit/s a node"
     if network.uplink_beta:
         text += f", {8e-6 / float(network.uplink_beta):.0f} Mbit/s an uplink"
@@ -238,8 +229,9 @@ def describe(links: Links) -> str:
 def _timings(world: World, collective: str, network: Network, max_bytes: int, log: Log) -> dict[int, dict[str, Timing]]:
     """Return, for each size in bytes, the timings of the candidates that were worth timing."""
     timings: dict[int, dict[str, Timing]] = {}
-    names = _names(collective, world.placement)
-    remaining = list(names)
+    fused = {"allreduce": ["flat", "direct"], "broadcast": ["tree"]}.get(collective, ["direct"])
+    names = [LIBRARY, *(fused if world.placement.one_node else candidates(collective, world.placement))]
+    remaining = names
     for nbytes in (size for size in SIZES if size <= min(max_bytes, MAX_BYTES.get(collective, max_bytes))):
         payload = torch.zeros(nbytes // 4)
         calls = {name: collective_call(world, collective, payload, name) for name in remaining}
@@ -251,14 +243,6 @@ def _timings(world: World, collective: str, network: Network, max_bytes: int, lo
         close = worth_another(seconds, factor=2.0)
         remaining = [name for name in names if name in close or name in estimated]
     return timings
-
-
-def _names(collective: str, placement: Placement) -> list[str]:
-    """Return the names of the candidates."""
-    if placement.one_node:
-        fused = {"allreduce": ["flat", "direct"], "broadcast": ["tree"]}
-        return [LIBRARY, *fused.get(collective, ["direct"])]
-    return [LIBRARY, *candidates(collective, placement)]
 
 
 def _estimated_near_best(
@@ -295,6 +279,6 @@ def rows(timings: Mapping[int, Mapping[str, Timing]], where: str) -> tuple[Choic
         last = index + 1 == len(sizes)
         if last or chosen[index + 1] != name:
             median, *interval = (round(1e6 * seconds, 1) for seconds in timings[size][name])
-            up_to = None if last else math.isqrt(size * sizes[index + 1])
+            up_to = None if last else isqrt(size * sizes[index + 1])
             table.append(ChoiceRow(where, name, up_to, median_us=median, interval_us=(interval[0], interval[1])))
     return tuple(table)

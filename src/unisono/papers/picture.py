@@ -44,18 +44,10 @@ def draw(figure: PaperFigure, form: str = "svg") -> bytes:
     def paint(picture: Picture) -> None:
         panes = picture.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
         for axes, (unit, bars) in zip(panes, panels.items(), strict=True):
-            rows = range(len(bars))
-            axes.barh(rows, [bar.value for bar in bars], color=[color_of(bar.kind) for bar in bars], height=0.8)
-            for place, bar in zip(rows, bars, strict=True):
-                axes.plot((bar.low, bar.high), (place, place), color="gray", linewidth=1)
-                axes.annotate(
-                    f" {number(bar.value)}",
-                    (max(bar.value, bar.high), place),
-                    va="center",
-                    fontsize=7,
-                    xytext=(2, 0),
-                    textcoords="offset points",
-                )
+            rows, colors = range(len(bars)), [color_of(bar.kind) for bar in bars]
+            ranges = [bar.value - bar.low for bar in bars], [bar.high - bar.value for bar in bars]
+            drawn = axes.barh(rows, [bar.value for bar in bars], xerr=ranges, color=colors, ecolor="gray")
+            axes.bar_label(drawn, [number(bar.value) for bar in bars], padding=3, fontsize=7)
             axes.set_yticks(rows, [bar.name for bar in bars], fontsize=8)
             axes.set_ylim(len(bars) - 0.4, -0.6)
             axes.set_xlabel(unit or "value")

@@ -29,15 +29,12 @@ def number(value: float | None) -> str:
 
 def theirs_in_words(row: PaperRow) -> str:
     """Return a value of a paper as it stands there."""
-    if row.value is None:
-        return ""
-    return f"{row.value:,.10g} {row.unit}".rstrip()
+    return "" if row.value is None else f"{row.value:,.10g} {row.unit}".rstrip()
 
 
 def beside(row: PaperRow, ours: float | None) -> str:
     """Return ours, and its ratio to theirs in brackets."""
-    ratio = row.ratio(ours)
-    if ratio is None:
+    if (ratio := row.ratio(ours)) is None:
         return "-"
     return f"{number(ours)} ({'below' if row.at_most and ratio <= 1 else f'{ratio:.2f}'})"
 

@@ -45,11 +45,9 @@ MEASURED_BUCKET_BYTES = 1 << 19, 8 << 20
 OUTSTANDING = (2, 4)
 """Numbers of collectives at once to choose from, where the overlap has several."""
 
-TIE_RATIO = 1.01
-"""Ratio to the best prediction up to which another counts as equal: the simpler overlap then wins."""
-
-BUCKETS_TIE_RATIO = 1.005
-"""Ratio to the best prediction of an overlap up to which other buckets count as equal: the fewest then win."""
+TIE_RATIO, BUCKETS_TIE_RATIO = 1.01, 1.005
+"""Ratios to the best prediction up to which another counts as equal: the simpler overlap then wins, and of the buckets
+of one overlap the fewest."""
 
 END_RATIOS = (1, 4, 16)
 """Ratios of the largest bucket to the first and the last to choose from, for a chain between nodes
@@ -147,13 +145,11 @@ def sizes_of(rule: BaseRule) -> tuple[int, ...]:
 def is_searched(rule: BaseRule) -> bool:
     """Return True where steps are alike, so that their setting is searched: a period has unlike ones, and workers of an
     asynchronous rule are out of step."""
-    traits = rule.traits
-    return traits.period == 1 and traits.members is Members.ALL
+    return rule.traits.period == 1 and rule.traits.members is Members.ALL
 
 
 def initial_setting(rule: BaseRule, buckets: Buckets, ranks: int) -> Setting:
-    """Return the setting before a search, and of a rule that is not searched: buckets of at most 8 MiB, as many as the
-    rule needs where that can be."""
+    """Return the setting before a search, or without one: buckets of at most 8 MiB, as many as the rule needs."""
     overlap = ("none" if ranks == 1 else "chain") if rule.overlap == AUTO else rule.overlap
     largest = rule.exchange.bucket_bytes or INITIAL_BUCKET_BYTES
     while rule.exchange.bucket_bytes is None and largest > SMALLEST_BUCKET_BYTES:
@@ -311,9 +307,8 @@ def _best(inputs: PredictionInputs, settings: Iterable[Setting]) -> Candidate:
     largest size, then the first. Of those that cut the same buckets, which last as long, that one is predicted."""
     distinct = dict[object, Setting]()
     for setting in sorted(settings, key=lambda setting: -setting.bucket_bytes):
-        distinct.setdefault(
-            (setting.outstanding, tuple(inputs.buckets(setting.bucket_bytes, setting.end_ratio))), setting
-        )
+        cut = tuple(inputs.buckets(setting.bucket_bytes, setting.end_ratio))
+        distinct.setdefault((setting.outstanding, cut), setting)
     predictions = [predicted(inputs, setting) for setting in distinct.values()]
     best = min(candidate.prediction.step for candidate in predictions)
     near = [candidate for candidate in predictions if candidate.prediction.step <= best * BUCKETS_TIE_RATIO]

@@ -13,13 +13,8 @@ payload stays. Schedules that sum within nodes first send unencoded numbers ther
 Worked example: an allreduce of 1 MB along a ring, 4 ranks on 4 nodes, 10 Gbit/s, bfloat16. Each rank sends 1.5 MB of
 payload in 6 rounds: 0.75 MB encoded, 0.6 ms on the link, which is its bound; 6 latencies and the sums are added.
 
-**The exchange of a bucket**, with the schedule that `auto` takes there, as a line over its bytes:
-
-    seconds
-       │            ╱ ● 8 MiB          latency + bytes * per_byte goes through the seconds of some sizes: those that a
-       │       ╱                       run measures (`choose.MEASURED_BUCKET_BYTES`), or those of the machine's rows
-       ● ╱ 512 KiB
-       └──────────────── bytes
+**The exchange of a bucket**, with the schedule that `auto` takes there, is a line over its bytes, through the seconds
+of the sizes that a run measures (`choose.MEASURED_BUCKET_BYTES`), or of those of the machine's rows:
 
     measured     rows of the machine file for this collective and wire, on as many nodes and ranks
     corrected    estimate * (seconds of a row / estimate at that row), for each size of the nearest rows
@@ -33,12 +28,6 @@ payload in 6 rounds: 0.75 MB encoded, 0.6 ms on the link, which is its bound; 6 
 Worked example: 4 nodes with links of 1 GB/s and 10 us. `direct` has 2 rounds, and each rank sends 1.5 n bytes: 20 us +
 1.5 ns a byte, which for 8 MiB are 12.6 ms. If a probe on 2 nodes took 10.1 ms for 8 MiB, where the estimate is 1.0 n
 bytes, 8.41 ms, all is 1.2 times as long: 15.1 ms on 4 nodes.
-
-Nearest rows are those of the nearest bytes on the wire, then of numbers of nodes, then of ranks of a node, by ratio:
-
-    wanted: allreduce, bfloat16, 8 nodes x 1 rank       rows: 2 nodes, float32     further: other bytes on the wire
-                                                              2 nodes, bfloat16    nearest
-                                                              1 node,  float32     none: it has no link
 """
 
 from __future__ import annotations
@@ -117,14 +106,6 @@ class CollectiveCase:
         """Encoded bytes per byte of payload."""
         return encoded_share(self.wire)
 
-    @property
-    def cuts_must_match(self) -> bool:
-        """True if the wire needs schedules that cut the payload in the same way in all rounds."""
-        import torch  # noqa: PLC0415  only a wire needs PyTorch
-
-        wire = wire_of(self.wire, torch.float32)
-        return wire is not None and not wire.elementwise
-
     def algorithm(self, name: str) -> Algorithm:
         """Return a schedule's algorithm. Raises UsageError if there is none for the collective."""
         return algorithm_of(name, self.collective, self.placement)
@@ -193,7 +174,12 @@ def schedules_of(case: CollectiveCase, chosen: Sequence[str] = ()) -> tuple[list
 def refusal(case: CollectiveCase, name: str) -> str | None:
     """Return the reason why a schedule cannot do the collective with the wire."""
     algorithm = case.algorithm(name)
-    if case.wire is None or not case.cuts_must_match or cuts_alike(algorithm, case.placement):
+    if case.wire is None:
+        return None
+    import torch  # noqa: PLC0415  only a wire needs PyTorch
+
+    wire = wire_of(case.wire, torch.float32)
+    if wire is None or wire.elementwise or cuts_alike(algorithm, case.placement):
         return None
     return f"the wire {case.wire!r} encodes blocks, and the schedule cuts the payload differently in each round"
 
@@ -212,8 +198,7 @@ def choose_auto(case: CollectiveCase, nbytes: int) -> str:
     """Return the schedule that `auto` takes for `nbytes` bytes, or "library"."""
     sent, encoded = ceil(nbytes * case.share), case.share != 1
     name = case.table.choose(case.collective, case.placement, sent, encoded).algorithm
-    differs = name != LIBRARY and case.wire is not None and case.cuts_must_match
-    return "direct" if differs and not cuts_alike(case.algorithm(name), case.placement) else name
+    return "direct" if name != LIBRARY and refusal(case, name) else name
 
 
 def price_schedule(case: CollectiveCase, name: str, sizes: Iterable[int]) -> list[SchedulePrice]:
@@ -269,9 +254,8 @@ def simulate_schedule(case: CollectiveCase, name: str, nbytes: int, uneven: Unev
     by_node, share = program.landing_remote is not None, case.share
     length = -(-nbytes // ELEMENT_BYTES)
     pace = pace_of(program, placement.ranks, length, ELEMENT_BYTES, case.table.network, ELEMENT_BYTES * share, by_node)
-    in_one_piece = case.collective == "all_to_all"  # it is sent in one piece
     network, eager, payload = case.network(by_node), int(EAGER_BYTES / share), case.chunk_bytes(program, nbytes)
-    piece_bytes = payload or 1 if in_one_piece else ELEMENT_BYTES * pace.chunk_length
+    piece_bytes = payload or 1 if case.collective == "all_to_all" else ELEMENT_BYTES * pace.chunk_length  # in one piece
     return simulate(algorithm, placement, network, payload, piece_bytes, pace.in_flight, eager, uneven=uneven)
 
 
@@ -359,9 +343,8 @@ def _corrected(call: _PricedCall, row: CollectiveRow) -> tuple[str, float]:
     and the payload is long for all of them: on thousands of nodes `auto` takes no ring.
     """
     each = row.ranks // row.nodes
-    _, before = _estimated(
-        _PricedCall(call.machine, row.nodes, each, row.collective, row.wire, row.schedule), row.bytes
-    )
+    measured = call._replace(nodes=row.nodes, ranks_per_node=each, wire=row.wire, schedule=row.schedule)
+    _, before = _estimated(measured, row.bytes)
     long = row.bytes * encoded_share(call.wire) >= LONG_BYTES_PER_RANK * call.ranks
     alike = row.schedule if long and each == call.ranks_per_node else ""
     schedule, after = _estimated(call._replace(schedule=call.schedule or alike), row.bytes)
@@ -418,17 +401,15 @@ def nearest_rows(
 ) -> list[CollectiveRow]:
     """Return the rows of the nearest exchange between nodes, by rising bytes; empty if there is none.
 
-    `share` is the encoded size of what is sent, relative to float32. Of equally near ones, fewer nodes are taken.
-    Rows with more ranks on some nodes than on others are left out: no plan has such nodes.
+    Nearest are the bytes on the wire, then the numbers of nodes, then of ranks of a node, by ratio; `share` is the
+    encoded size of what is sent, relative to float32. Of equally near ones, fewer nodes are taken. Rows with more ranks
+    on some nodes than on others are left out: no plan has such nodes.
     """
 
     def distance(row: CollectiveRow) -> tuple[float, float, float, int]:
         of_wire, each = encoded_share(row.wire) / share, row.ranks / row.nodes
         return abs(log(of_wire)), abs(log(row.nodes / nodes)), abs(log(each * nodes / ranks)), row.nodes
 
-    alike = [row for row in rows if row.collective == collective and row.ranks % row.nodes == 0]
-    between = [row for row in alike if row.nodes > 1]
-    if not between:
-        return []
-    nearest = min(between, key=distance)
-    return rows_of(rows, collective, nearest.wire, nearest.nodes, nearest.ranks)
+    between = [row for row in rows if row.collective == collective and row.nodes > 1 and row.ranks % row.nodes == 0]
+    nearest = min(between, key=distance, default=None)
+    return [] if nearest is None else rows_of(rows, collective, nearest.wire, nearest.nodes, nearest.ranks)

@@ -4,21 +4,9 @@
 
 Here is what it takes by itself: computing, loading and memory; exchanges are in `collective_costs.py`.
 
-**Computing**, seconds of traced layers on a machine:
-
-    seconds = FLOPs / (peak FLOPs per second * efficiency of the kind of product)
-    seconds = FLOPs / FLOPs per second of the nearest measured product          where the machine file has rows of it
-    seconds = share of FLOPs of the network / samples per second of the network     if it has a row of it (`at_rate_of`)
-
-    Linear          efficiency.linear
-    all others      efficiency.convolution
-
-Only products take time: layers that read and write alone are free here, so a prediction is a lower bound.
-
-Worked example: Linear(1000, 1000) for 8 samples makes 16 MFLOP forward and 32 backward, 6 MFLOP a sample. A node of 1
-TFLOP/s, 60% efficient at it, takes 10 us a sample.
-
-For a step, layers follow one another, forward and then backward (`computing_of`):
+**Computing**: only products take time, so a prediction is a lower bound. Worked example: Linear(1000, 1000) for 8
+samples makes 16 MFLOP forward and 32 backward, 6 MFLOP a sample. A node of 1 TFLOP/s, 60% efficient at it, takes 10 us
+a sample. Layers follow one another, forward and then backward (`computing_of`):
 
     computing   0 ──layer 0──layer 1──layer 2──▶│◀──layer 2────layer 1────layer 0─── whole
     needed      w0       w1       w2            ready       w2         w1         w0
@@ -33,16 +21,12 @@ inner) @ (inner, columns), of which a trace has the sums:
 Worked example: Linear(1000, 1000) for 8 samples: 8,000 outputs, 16 MFLOP, a million weights: inner 1,000, columns
 1,000, rows 8. Of rows measured for (8, 1024, 1024) and (64, 1024, 1024) the first is nearer.
 
-**Loading** of a step's samples on a node, reading and decoding, is beside the training of the step before
-(`docs/planning.md` has the equations):
-
-    disk ── read ──▶ memory ── decode ──▶ batch ──▶ step
-
-Worked example: 4 nodes of 8 cores, 256 samples a step of 100 KB and 100,000 pixels, so 64 on each node; 8 threads that
-decode 40 Mpixel/s each, a disk of 200 MB/s, a step of 15 ms alone. Decoding takes 6.4 Mpixel / 320 Mpixel/s = 20 ms,
-reading 32 ms. From disk a step takes 32 ms, from memory 20 ms. If the cores compute as well, for 12 of the 15 ms, they
-need 12 + 20 = 32 ms for both. **Assumed:** computing and decoding lose nothing by taking turns, and reading and
-decoding overlap.
+**Loading** of a step's samples on a node, reading and decoding, is beside the training of the step before (equations:
+`docs/planning.md`). Worked example: 4 nodes of 8 cores, 256 samples a step of 100 KB and 100,000 pixels, so 64 on each
+node; 8 threads that decode 40 Mpixel/s each, a disk of 200 MB/s, a step of 15 ms alone. Decoding takes 6.4 Mpixel / 320
+Mpixel/s = 20 ms, reading 32 ms. From disk a step takes 32 ms, from memory 20 ms. If the cores compute as well, for 12
+of the 15 ms, they need 12 + 20 = 32 ms for both. **Assumed:** computing and decoding lose nothing by taking turns, and
+reading and decoding overlap.
 
 **Memory** of a rank (parts: `docs/planning.md`). Worked example: 4 ranks, 100 MB of weights, as many of gradients,
 AdamW, 8 samples whose outputs of all layers take 50 MB each: 100 + 100 + 200 + 400 = 800 MB. Sharded, the optimizer has

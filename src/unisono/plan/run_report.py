@@ -21,7 +21,7 @@ from itertools import pairwise
 from math import ceil
 from typing import Any, NamedTuple
 
-from unisono.formats import column_table
+from unisono.formats import column_table, counted
 from unisono.plan.choose import StepParts, is_searched
 from unisono.plan.collective_costs import BASES
 from unisono.plan.layer_plan import ParallelPlan, Split
@@ -63,7 +63,9 @@ def as_lines(plans: Sequence[RunPlan], run: PlannedRun, least: float) -> Iterato
     """Yield a table of the plans of a run, the bottleneck of each, its splits, the last worthwhile numbers of nodes,
     wall times, and what is not predicted or assumed."""
     machine = run.machine
-    yield from _table(plans)
+    loads, epochs = any(plan.decoding or plan.reading for plan in plans), any(plan.epoch is not None for plan in plans)
+    shown = [name for name in COLUMNS if (loads or name != "loading") and (epochs or name != "epoch")]
+    yield from column_table([(name, COLUMNS[name]) for name in shown], plans)
     yield ""
     for plan in plans:
         yield f"{_name(plan)}: {plan.bottleneck}"
@@ -76,7 +78,11 @@ def as_lines(plans: Sequence[RunPlan], run: PlannedRun, least: float) -> Iterato
     yield ""
     for rule, nodes in worthwhile(plans, least).items():
         yield f"{rule}: more nodes pay up to {nodes}: so far each further node adds at least {least:g} to the speedup"
-    yield _wall_times(plans, run)
+    if run.epoch_samples is None:
+        yield "wall time for sbatch --time: not known without the samples of an epoch: --set samples.train=N"
+    else:
+        times = ", ".join(f"{slurm_time(job_seconds(run, plan).total)} ({_name(plan)})" for plan in plans)
+        yield f"wall time for sbatch --time, {counted(run.epochs, 'epoch')}: {times}"
     yield (
         f"from - to: the error of predicted communication, {INTERVAL_ERROR:.1%} of a step in 9 of 10 runs in the lab; "
         "computing and the cost of a collective follow from the machine file"
@@ -148,25 +154,11 @@ def last_worthwhile(speedups: Sequence[tuple[int, float]], least: float) -> int:
     return last
 
 
-def _wall_times(plans: Sequence[RunPlan], run: PlannedRun) -> str:
-    """Return a line with the wall times of the whole job, as `sbatch --time` reads them."""
-    if run.epoch_samples is None:
-        return "wall time for sbatch --time: not known without the samples of an epoch: --set samples.train=N"
-    times = ", ".join(f"{slurm_time(job_seconds(run, plan).total)} ({_name(plan)})" for plan in plans)
-    return f"wall time for sbatch --time, {run.epochs} epoch{'s' * (run.epochs > 1)}: {times}"
-
-
 def _job_data(plan: RunPlan, run: PlannedRun) -> dict[str, Any] | None:
     if run.epoch_samples is None:
         return None
     seconds = job_seconds(run, plan)
     return {**seconds._asdict(), "total": seconds.total, "time": slurm_time(seconds.total)}
-
-
-def _table(plans: Sequence[RunPlan]) -> Iterator[str]:
-    loads, epochs = any(plan.decoding or plan.reading for plan in plans), any(plan.epoch is not None for plan in plans)
-    shown = [name for name in COLUMNS if (loads or name != "loading") and (epochs or name != "epoch")]
-    yield from column_table([(name, COLUMNS[name]) for name in shown], plans)
 
 
 def _bases(plans: Sequence[RunPlan]) -> str:
@@ -185,7 +177,7 @@ def _epoch(plan: RunPlan) -> str:
 
 
 def _name(plan: RunPlan) -> str:
-    return f"{plan.rule}, {plan.nodes} node{'s' * (plan.nodes > 1)}"
+    return f"{plan.rule}, {counted(plan.nodes, 'node')}"
 
 
 def _ms(seconds: float) -> str:
@@ -320,9 +312,8 @@ def comparison_lines(rows: Sequence[Comparison]) -> Iterator[str]:
     larger = [row for row in rows if abs(row.ratio - 1) >= LEAST_CHANGE]
     if len(larger) < len(rows):
         yield f"what if: steps that change by less than {LEAST_CHANGE:.1%}, left out: {len(rows) - len(larger)}"
-    if not larger:
-        return
-    yield from column_table(CHANGE_COLUMNS, larger, left={0, 6, len(CHANGE_COLUMNS) - 1})
+    if larger:
+        yield from column_table(CHANGE_COLUMNS, larger, left={0, 6, len(CHANGE_COLUMNS) - 1})
 
 
 def comparison_data(rows: Sequence[Comparison]) -> list[dict[str, Any]]:

@@ -28,8 +28,8 @@ from __future__ import annotations
 import copy
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -103,7 +103,7 @@ class Trace(NamedTuple):
 
 
 def trace(model: nn.Module, *inputs: Tensor) -> list[TracedLayer]:
-    """Return the layers of `model` for a training step on inputs of these shapes and dtypes (`trace_shapes`)."""
+    """Return the layers of `trace_shapes`."""
     return trace_shapes(model, *inputs).layers
 
 
@@ -223,7 +223,8 @@ def _trace(shadow: nn.Module, inputs: Sequence[Any], within: Any) -> Trace:
             "give inputs that it accepts; a model that depends on values while it runs cannot be traced"
         ) from error
     _count_parameters(shadow, counter.layers)
-    return Trace(list(counter.layers.values()), counter.once())
+    once = frozenset(name for name, layer in counter.called.items() if layer.calls == 1)
+    return Trace(list(counter.layers.values()), once - counter.reads.found)
 
 
 def reason_of(error: Exception) -> str:
@@ -253,8 +254,7 @@ def _copy_of(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 
 def _count_parameters(model: nn.Module, layers: dict[str, TracedLayer]) -> None:
-    """Add each parameter to the layer that has it, or to the nearest around that; to the model, as a last layer, if
-    none of these ran an operator."""
+    """Add each parameter to its layer, or the nearest around that; to the model, as a last layer, if none ran."""
     seen: set[int] = set()
     for name, parameter in model.named_parameters(remove_duplicate=False):
         owner = name.rpartition(".")[0]
@@ -277,7 +277,7 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
         self._device = _device_of(model)
         self.layers: dict[str, TracedLayer] = {}
         """Modules in the order in which they ran their first operator."""
-        self._called: dict[str, TracedLayer] = {}
+        self.called: dict[str, TracedLayer] = {}
         self.reads = OutsideReads(model)
         self._running = self.reads.running
         self._before: list[set[Any]] = []
@@ -290,29 +290,17 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Count what runs inside."""
-        hooks = [
-            hook
-            for module in self._names
-            for hook in (
-                module.register_forward_pre_hook(self._enter, with_kwargs=True),  # next to `forward`: other
-                module.register_forward_hook(self._leave, prepend=True, always_call=True),  # hooks may read a weight
-            )
-        ]
-        try:
+        with ExitStack() as hooks:
+            for module in self._names:  # next to `forward`: other hooks may read a weight
+                hooks.enter_context(module.register_forward_pre_hook(self._enter, with_kwargs=True))
+                hooks.enter_context(module.register_forward_hook(self._leave, prepend=True, always_call=True))
             with self:
                 yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def once(self) -> frozenset[str]:
-        """Return the modules that were called once, and whose own parameters nothing else read."""
-        return frozenset(name for name, layer in self._called.items() if layer.calls == 1) - self.reads.found
 
     def place(self) -> str:
         """Return words for the layer that runs."""
         name = self._running[-1] if self._running else self._failed or self._backward_of
-        return f"layer {name!r}, {self._called[name].kind}," if name else "the model"
+        return f"layer {name!r}, {self.called[name].kind}," if name else "the model"
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and count it."""
@@ -320,9 +308,9 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
         outputs = operator(*args, **(kwargs or {}))
         seconds = _now(self._device) - begin
         name = self._running[-1] if self._running else self._backward_of
-        if name not in self._called or operator.is_view:
+        if name not in self.called or operator.is_view:
             return outputs
-        layer = self.layers.setdefault(name, self._called[name])
+        layer = self.layers.setdefault(name, self.called[name])
         flops = operator_flops(operator, args, outputs)
         if self._running:
             layer.forward_flops += flops
@@ -336,7 +324,7 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
         name = self._names[module]
         given = list(tensors_in((args, kwargs)))
         shapes = tuple(tuple(tensor.shape) for tensor in given)
-        layer = self._called.setdefault(name, TracedLayer(name, type(module).__name__, input_shapes=shapes))
+        layer = self.called.setdefault(name, TracedLayer(name, type(module).__name__, input_shapes=shapes))
         layer.calls += 1
         for first in given[:1]:
             layer.input_bytes, layer.input_requires_grad = first.nbytes, first.requires_grad
@@ -345,7 +333,7 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
         self._before.append({tensor.grad_fn for tensor in given})
 
     def _leave(self, _: nn.Module, __: Any, outputs: Any) -> None:
-        layer = self._called[self._running.pop()]
+        layer = self.called[self._running.pop()]
         self.reads.look(outputs)
         if outputs is None:
             self._failed = self._failed or layer.name
@@ -353,20 +341,16 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
         for tensor in tensors_in(outputs):
             layer.activations += tensor.numel()
             layer.activation_bytes += tensor.nbytes
-        self._own(layer.name, (tensor.grad_fn for tensor in tensors_in(outputs)), self._before.pop())
-
-    def _own(self, name: str, nodes: Iterable[Any], before: set[Any]) -> None:
-        """Make the autograd nodes up to `before` this layer's, as far as no submodule has them."""
-        waiting, seen = [node for node in nodes if node is not None], set(before)
-        while waiting:
+        waiting, seen = [tensor.grad_fn for tensor in tensors_in(outputs)], set(self._before.pop())
+        while waiting:  # the nodes up to those of the inputs are this layer's, as far as no submodule has them
             node = waiting.pop()
-            if node in seen:
+            if node is None or node in seen:
                 continue
             seen.add(node)
             if node not in self._owned:
                 self._owned.add(node)
-                node.register_prehook(partial(self._begin_backward, name))
-            waiting += [following for following, _ in node.next_functions if following is not None]
+                node.register_prehook(partial(self._begin_backward, layer.name))
+            waiting += [following for following, _ in node.next_functions]
 
     def _begin_backward(self, name: str, _: Any) -> None:
         self._backward_of = name

@@ -148,18 +148,13 @@ def correlate(transforms: Transforms, inputs: Tensor, gradient: Tensor, padding:
             values = _evaluate(input_transform, block.of(source, m, t), m, t, block.tiles)
             deltas = _evaluate(gradient_transform, block.of(slopes, m, m), m, m, block.tiles)
             for total, part, delta in zip(sums, values.chunk(groups, 2), deltas.chunk(groups, 2), strict=True):
-                _add_product(total, part.transpose(1, 2), delta)
+                if total.dtype == part.dtype:
+                    total.baddbmm_(part.transpose(1, 2), delta)
+                else:  # a sum of 16 bits would lose digits with each block
+                    total.add_(torch.bmm(part.transpose(1, 2), delta))
     total = torch.cat(sums, 2).view(t * t, -1)
     kernels = two_dimensional(transforms.filter_transform.T, total) @ total
     return kernels.view(r, r, in_channels, out_channels).permute(3, 2, 0, 1).to(inputs.dtype)
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add the products to a sum of 32 bits or more: a sum of 16 bits would lose digits with each block."""
-    if total.dtype == left.dtype:
-        total.baddbmm_(left, right)
-    else:
-        total += torch.bmm(left, right)
 
 
 def _kernels(transforms: Transforms, weight: Tensor, groups: int) -> Sequence[Tensor]:
