@@ -15,7 +15,6 @@ from unisono.processor import (
     processor,
     processor_use,
     read_counters,
-    use_between,
     use_since,
 )
 
@@ -67,9 +66,9 @@ def test_a_tick_of_a_core_does_not_count() -> None:
 def test_the_difference_of_two_readings() -> None:
     before = Counters("a", 1.0, 0.5, 0.25, 10, {0: (1.0, 0.0), 1: (5.0, 1.0)})
     after = Counters("a", 3.0, 1.5, 0.75, 30, {1: (7.0, 1.5)})
-    use = use_between(before, after)
+    use = use_since(before, after)
     assert use == Counters("a", 2.0, 1.0, 0.5, 20, {1: (2.0, 0.5)}), "of the core that the rank was bound to meanwhile"
-    assert use_between(before._replace(delayed=None), after).delayed is None
+    assert use_since(before._replace(delayed=None), after).delayed is None
 
 
 def test_a_reading_of_this_process() -> None:

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from unisono.launch import find_mpiexec, survival_options
+from unisono.launch import find_mpiexec, is_open_mpi
 from unisono.startup import rank_of
 
 WORKERS = 3
@@ -138,7 +138,7 @@ def main() -> None:
         results = [one_run(index, how, Path(folder), expected) for index in numbers]
     setup = {
         "mpiexec": version,
-        "survives": bool(survival_options(mpiexec)),
+        "survives": is_open_mpi(mpiexec),
         "recipe": RECIPE,
         "signal": options.signal,
     }

@@ -18,10 +18,7 @@ def format_bytes(nbytes: float) -> str:
     >>> format_bytes(1536)
     '1.5 KiB'
     """
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.4g} {name}"
-    return f"{nbytes:.4g} B"
+    return _in_largest(nbytes, (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
 def format_seconds(seconds: float) -> str:
@@ -30,10 +27,12 @@ def format_seconds(seconds: float) -> str:
     >>> format_seconds(0.0123456)
     '12.35 ms'
     """
-    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if seconds >= unit:
-            return f"{seconds / unit:.4g} {name}"
-    return f"{seconds / 1e-6:.4g} µs"
+    return _in_largest(seconds, (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+
+
+def _in_largest(value: float, *units: tuple[float, str]) -> str:
+    size, name = next((unit for unit in units if value >= unit[0]), units[-1])
+    return f"{value / size:.4g} {name}"
 
 
 def format_duration(seconds: float) -> str:
@@ -83,23 +82,11 @@ def text_table(rows: Sequence[Sequence[str]], left: Collection[int] = ()) -> Ite
         yield "  ".join(cell.ljust(width) if at in left else cell.rjust(width) for at, (cell, width) in cells).rstrip()
 
 
-BYTES: Mapping[str, int] = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9} | {
-    "kib": 1 << 10,
-    "mib": 1 << 20,
-    "gib": 1 << 30,
-}
-SECONDS: Mapping[str, Fraction] = {"": Fraction(1)} | {
-    unit: Fraction(1, 1000**power) for power, unit in enumerate(("s", "ms", "us", "ns"))
-}
+BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+SECONDS = {unit: Fraction(1, 1000**power) for unit, power in (("", 0), ("s", 0), ("ms", 1), ("us", 2), ("ns", 3))}
 
-MAX_DIGITS = 18
-"""Largest number of digits of a whole number."""
-
-MAX_BYTES = 1 << 60
-"""Largest size."""
-
-MAX_SECONDS = 10**9
-"""Largest time."""
+MAX_DIGITS, MAX_BYTES, MAX_SECONDS = 18, 1 << 60, 10**9
+"""Limits of the digits of a whole number, of a size and of a time."""
 
 
 def parse_bytes(text: str, option: str = "--bytes ") -> int:

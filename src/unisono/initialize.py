@@ -17,7 +17,7 @@ from unisono.launch import MEMORY_VARIABLE, available_cores, describe_mismatch, 
 from unisono.mpi import MPI, start
 from unisono.network.choice import ScheduleTable, read_table
 from unisono.placement import place
-from unisono.startup import read_process, started_at
+from unisono.startup import name_of, started_at
 from unisono.world import World
 
 
@@ -57,9 +57,8 @@ def init(table: Path | None = None, timeout: float | None = None) -> World:
     named = os.environ.get("UNISONO_TABLE")
     choices = _read_on_root(comm, table or (Path(named) if named else None))
     sites = comm.allgather((leader, choices.supernodes.get(socket.gethostname())))
-    supernodes = [supernode for _, supernode in sites]
-    known = supernodes if None not in supernodes else []
-    placement = place([node for node, _ in sites], known)
+    leaders, supernodes = zip(*sites, strict=True)
+    placement = place(leaders, supernodes if None not in supernodes else ())
     return World(comm, placement, choices, timeout=seconds)
 
 
@@ -78,12 +77,11 @@ def go_on_with(comm: MPI.Intracomm) -> None:
 
 def _read_on_root(comm: MPI.Intracomm, path: Path | None) -> ScheduleTable:
     """Return the table as rank 0 reads it: all ranks must make the same choices."""
-    outcome: ScheduleTable | TableError | None = None
-    if comm.rank == 0:
-        try:
-            outcome = read_table(path)
-        except TableError as error:
-            outcome = error
+    outcome: ScheduleTable | TableError | None
+    try:
+        outcome = read_table(path) if comm.rank == 0 else None
+    except TableError as error:
+        outcome = error
     outcome = comm.bcast(outcome, 0)
     if isinstance(outcome, TableError):
         raise outcome
@@ -127,7 +125,7 @@ def _unlink_launcher_files() -> None:
     Hydra removes it at its end, unless it is killed. It is known by its name, its owner and its age: no older than
     hydra.
     """
-    if read_process(os.getppid(), "comm").strip() != b"hydra_pmi_proxy":
+    if name_of(os.getppid()) != "hydra_pmi_proxy":
         return
     born = started_at(os.getppid())
     for path in Path("/tmp").glob("hydra_hwloc_xmlfile_*"):

@@ -129,11 +129,6 @@ MEMORY_VARIABLE, SURVIVORS_VARIABLE = "UNISONO_MEMORY", "UNISONO_SURVIVORS"
 those that are left after a death go on in their processes, the least number of them and their arguments, in JSON."""
 
 
-def survival_options(mpiexec: Path) -> tuple[str, ...]:
-    """Return the options with which ranks survive the death of another; empty for a launcher that has none."""
-    return SURVIVAL if is_open_mpi(mpiexec) else ()
-
-
 def is_open_mpi(mpiexec: Path) -> bool:
     """Return True for Open MPI's mpiexec, False for one of the MPICH family, and for what is no program."""
     try:
@@ -175,7 +170,6 @@ def launch_environment(environment: Mapping[str, str], terminal: bool) -> dict[s
 
 
 TIMEOUT = 600.0
-"""Default timeout in seconds."""
 
 
 def timeout_of(timeout: float | None) -> float:

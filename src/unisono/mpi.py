@@ -31,9 +31,6 @@ def zeroed_memory() -> Iterator[None]:
             mallopt(M_PERTURB, 0)
 
 
-COPY_VARIABLE = "MPIR_CVAR_CH4_CMA_ENABLE"
-"""MPICH's environment variable: 0 forbids it to copy the memory of other processes."""
-
 GET_DUMPABLE = 3
 """Request of Linux's `prctl`: 0 if other processes may not access the memory of this one."""
 
@@ -53,7 +50,7 @@ def copies_memory() -> bool:
 
 
 if not copies_memory():
-    os.environ.setdefault(COPY_VARIABLE, "0")  # MPICH 5 would try, and end the run
+    os.environ.setdefault("MPIR_CVAR_CH4_CMA_ENABLE", "0")  # MPICH 5 would try to copy others' memory, and end the run
 
 try:
     with zeroed_memory():

@@ -34,8 +34,6 @@ processor."""
 SHARED = 0.1
 """Share of a rank's cores from which they count as shared with other processes."""
 
-MORE_SWITCHES = 2
-"""Ratio of involuntary context switches from which they count as more."""
 
 TICK = 0.01
 """Seconds of a core that may be counted too late: the system counts in such ticks."""
@@ -90,13 +88,9 @@ def read_counters() -> Counters:
     return Counters(machine, time.perf_counter(), used.ru_utime + used.ru_stime, _delayed(), used.ru_nivcsw, _cores())
 
 
-def use_since(before: Counters) -> Counters:
-    """Return the use of this rank's cores since `before` was read."""
-    return use_between(before, read_counters())
-
-
-def use_between(before: Counters, after: Counters) -> Counters:
-    """Return the use of a rank's cores between two readings: of those that it might use in both."""
+def use_since(before: Counters, after: Counters | None = None) -> Counters:
+    """Return the use of a rank's cores between two readings, the second of them now: of those it might use in both."""
+    after = after or read_counters()
     cores = {
         core: (busy - before.cores[core][0], stolen - before.cores[core][1])
         for core, (busy, stolen) in after.cores.items()
@@ -124,7 +118,7 @@ def compare_use(first: ProcessorUse | None, later: ProcessorUse) -> str:
         return describe(later) if later.shared else ""
     if first.shared or later.shared:
         return f"{describe(later)}; in the first steps {first.taken:.0%}"
-    if later.switches > MORE_SWITCHES * first.switches > 0:
+    if later.switches > 2 * first.switches > 0:
         return f"ranks lost their cores {later.switches:,.0f} times a second, {first.switches:,.0f} in the first steps"
     return ""
 

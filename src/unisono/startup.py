@@ -31,7 +31,6 @@ GRACE_SECONDS = 3.0
 """Time that a launcher has to end all ranks after one has died."""
 
 STOPPED_REPORT_SECONDS = 10.0
-"""Time after which a stopped rank is reported."""
 
 PROC = Path("/proc")
 
@@ -98,7 +97,10 @@ class Startup:
         self._watch_processes(seen, now)
         late = self._dead is not None and now - self._dead[1] > GRACE_SECONDS
         if late or any(now - since > self._limit for since in self._stopped.values()):
-            self._end_all(seen)
+            for rank in seen.ranks.values():
+                with suppress(ProcessLookupError):
+                    os.kill(rank.process, signal.SIGKILL)
+            self._dead = self._dead or (sorted(self._stopped), time.monotonic())
 
     def _watch_processes(self, seen: LaunchedProcesses, now: float) -> None:
         for process in seen.helpers - self._helpers.keys():
@@ -120,13 +122,6 @@ class Startup:
                     f"after {self._limit:g} s: continue it with  kill -CONT {process}"
                 )
 
-    def _end_all(self, seen: LaunchedProcesses) -> None:
-        for rank in seen.ranks.values():
-            with suppress(ProcessLookupError):
-                os.kill(rank.process, signal.SIGKILL)
-        if self._dead is None:
-            self._dead = sorted(self._stopped), time.monotonic()
-
     def _name(self, ranks: Sequence[int]) -> str:
         return witness.describe(ranks, self._size, self._processes)
 
@@ -141,7 +136,9 @@ class Startup:
             if report:
                 print(report, file=sys.stderr, flush=True)
             return code or int(bool(report) and not survives)
-        self._wait_for_processes()
+        until = time.monotonic() + GRACE_SECONDS
+        for descriptor in (*self._watched, *self._helpers.values()):  # they may end after the launcher
+            select.select([descriptor], [], [], max(0.0, until - time.monotonic()))
         self.close()
         if code not in (0, 2):  # 2: the ranks have reported bad input
             if self._size > 1 and stop_requested:  # a single rank has no witness, which ends the start
@@ -150,12 +147,6 @@ class Startup:
                 _report(f"{self._name(self._dead[0])} ended during the start of the ranks")
             remove_leftover_files(self._begun)
         return code
-
-    def _wait_for_processes(self) -> None:
-        """Wait at most GRACE_SECONDS for the processes of the launcher, which may end before them."""
-        until = time.monotonic() + GRACE_SECONDS
-        for descriptor in (*self._watched, *self._helpers.values()):
-            select.select([descriptor], [], [], max(0.0, until - time.monotonic()))
 
     def close(self) -> None:
         self.active = False
@@ -202,6 +193,11 @@ def read_process(process: int, name: str) -> bytes:
     return b""
 
 
+def name_of(process: int) -> str:
+    """Return the name of a process's program; empty where it has ended."""
+    return read_process(process, "comm").strip().decode(errors="replace")
+
+
 def stat_of(process: int) -> list[str]:
     """Return the fields of a process's `stat` in /proc from its state on; an empty state where it has ended."""
     return read_process(process, "stat").rpartition(b")")[2].decode().split() or [""]
@@ -212,12 +208,11 @@ def remove_leftover_files(begun: float) -> None:
 
     A file may belong to a launcher that was started after `begun` and before the file; such a file stays.
     """
-    own_processes = [int(path.name) for path in PROC.glob("[0-9]*") if _owner(path) == os.getuid()]
-    launches = [
-        started_at(process)
-        for process in own_processes
-        if read_process(process, "comm").strip().decode(errors="replace") in LAUNCHERS
-    ]
+    own_processes = []
+    for path in PROC.glob("[0-9]*"):
+        with suppress(OSError):
+            own_processes += [int(path.name)] * (path.stat().st_uid == os.getuid())
+    launches = [started_at(process) for process in own_processes if name_of(process) in LAUNCHERS]
     for folder, pattern in MPICH_FILES:
         for path in Path(folder).glob(pattern):
             with suppress(OSError):
@@ -227,12 +222,6 @@ def remove_leftover_files(begun: float) -> None:
                     continue
                 if not any(os.fsencode(path) in read_process(process, "maps") for process in own_processes):
                     path.unlink()
-
-
-def _owner(path: Path) -> int | None:
-    with suppress(OSError):
-        return path.stat().st_uid
-    return None
 
 
 def started_at(process: int) -> float:

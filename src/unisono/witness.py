@@ -32,11 +32,6 @@ READY_TIMEOUT_SECONDS = 5.0
 FORWARDING_SECONDS = 0.25
 """Time for the launcher to forward a rank's last output: when a rank aborts, it drops output that it still holds."""
 
-SEND_TIMEOUT_SECONDS = 1.0
-"""Timeout of a message to the witness; a stopped or flooded witness delays no rank for longer."""
-
-MAX_MESSAGES_PER_CHECK = 1000
-"""Messages that the witness reads before it checks the processes again."""
 
 CREDENTIALS = struct.Struct("3i")
 """Credentials of a sender from Linux: its process, user and group."""
@@ -48,7 +43,6 @@ LISTENER_VARIABLE = "UNISONO_LISTENER"
 """Environment variable with the address of the command that started the launcher."""
 
 MAX_REPORT_BYTES = 4096
-"""Largest report of a witness, in bytes."""
 
 
 class Listener:
@@ -146,14 +140,19 @@ def watch(
     order in which they became ready.
     """
     channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-    watched, gone = _open(processes)
+    watched, gone = dict[int, int](), list[int]()  # ranks by descriptors, and those whose processes have ended
+    for rank, process in processes.items():
+        try:
+            watched[os.pidfd_open(process)] = rank
+        except ProcessLookupError:
+            gone.append(rank)
     poll = select.epoll()
     for descriptor in (channel.fileno(), *watched):
         poll.register(descriptor, select.EPOLLIN)
     on_ready()
     while watched or gone:
         ready = [descriptor for descriptor, _ in poll.poll(0 if gone else None)]
-        for _ in range(MAX_MESSAGES_PER_CHECK):
+        for _ in range(1000):  # messages, before the processes are checked again
             if not select.select([channel], [], [], 0)[0]:
                 break
             message = receive(channel)
@@ -180,26 +179,11 @@ def receive(channel: socket.socket) -> str | None:
     return None
 
 
-def _open(processes: dict[int, int]) -> tuple[dict[int, int], list[int]]:
-    """Return a descriptor for each process that still exists, with its rank; and the ranks whose processes do not."""
-    watched, gone = {}, []
-    for rank, process in processes.items():
-        try:
-            watched[os.pidfd_open(process)] = rank
-        except ProcessLookupError:
-            gone.append(rank)
-    return watched, gone
-
-
 def describe(ranks: Sequence[int], size: int, processes: Mapping[int, int]) -> str:
     """Return a description of some of `size` ranks, with their processes and this host."""
-    names = ", ".join(str(rank) for rank in ranks)
-    numbers = ", ".join(str(processes[rank]) for rank in ranks)
-    many = len(ranks) > 1
-    return (
-        f"rank{'s' if many else ''} {names} of {size} (process{'es' if many else ''} {numbers} on "
-        f"{socket.gethostname()})"
-    )
+    names, numbers = ", ".join(map(str, ranks)), ", ".join(str(processes[rank]) for rank in ranks)
+    rank, process = ("ranks", "processes") if len(ranks) > 1 else ("rank", "process")
+    return f"{rank} {names} of {size} ({process} {numbers} on {socket.gethostname()})"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -216,7 +200,7 @@ def _send(address: str, message: str) -> bool:
     """Send a message to an address; return False if it is empty, or nothing listens there any more."""
     if address:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-            channel.settimeout(SEND_TIMEOUT_SECONDS)
+            channel.settimeout(1.0)  # a stopped or flooded witness delays no rank for longer
             channel.sendto(message.encode()[:MAX_REPORT_BYTES], f"\0{address}")
             return True
     return False

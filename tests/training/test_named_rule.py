@@ -112,7 +112,7 @@ def test_ranks_are_started_so_that_they_go_on(monkeypatch: pytest.MonkeyPatch, s
         commands.append(command)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ranks, "survival_options", lambda _: ("--with-ft", "ulfm"))
+    monkeypatch.setattr(ranks, "is_open_mpi", lambda _: True)
     monkeypatch.setattr(ranks.subprocess, "Popen", started)
     monkeypatch.setattr(ranks.signal, "signal", lambda *_: None)
     with pytest.raises(KeyboardInterrupt):

@@ -50,21 +50,13 @@ from unisono.view.chart import Times, draw_times
 from unisono.world import World
 
 MIN_TRIALS, MAX_TRIALS = 3, 31
-"""Smallest and largest number of trials of each contender."""
 
 TRIAL_SECONDS = 8.0
 """Seconds of trials for a size, in addition to the MIN_TRIALS of each contender."""
 
-AUTO, LIBRARY = "auto", "MPI library"
-"""Contenders in addition to the algorithms, GLOO and COPY."""
-
-ON_TENSOR = "MPI library, tensor"
-"""The library on a tensor's memory, as programs with tensors call it; LIBRARY uses an array made beforehand."""
-
-MAX_ON_TENSOR_BYTES = 64 << 10
-"""Largest payload in bytes for which ON_TENSOR is timed too: there a tensor's overhead matters."""
-
-WIRES = ("bfloat16", "float16")
+AUTO, LIBRARY, ON_TENSOR = "auto", "MPI library", "MPI library, tensor"
+"""Contenders beside the algorithms, GLOO and COPY: the library on an array made beforehand, and on a tensor's memory,
+as programs with tensors call it."""
 
 
 def measure(
@@ -80,7 +72,10 @@ def measure(
     node's link in bits per second, if known; otherwise the bound uses the table's measured speed. `log` gets a line for
     each size.
     """
-    chosen = list(algorithms) if algorithms is not None else _algorithms(world)
+    if algorithms is None and world.nodes == 1:
+        algorithms = ["flat", "direct", "halving", "ring"]
+    elif algorithms is None:
+        algorithms = [*candidates("allreduce", world.placement), f"{AUTO} bfloat16", f"{AUTO} float16"]
     results: dict[str, Any] = {
         "ranks": world.size,
         "nodes": world.nodes,
@@ -90,7 +85,7 @@ def measure(
     }
     with gloo_group(world):
         for nbytes in sizes:
-            calls = contenders(world, nbytes, chosen)
+            calls = contenders(world, nbytes, algorithms)
             seconds = times(world, calls, MIN_TRIALS, MAX_TRIALS, TRIAL_SECONDS)
             row: dict[str, Any] = {"bytes": nbytes, "bound_us": None, "contenders": {}}
             if world.nodes > 1:
@@ -115,7 +110,7 @@ def contenders(world: World, nbytes: int, algorithms: Sequence[str]) -> dict[str
         LIBRARY: lambda: world.comm.Allreduce(MPI.IN_PLACE, library),
         GLOO: lambda: dist.all_reduce(gloo),
     }
-    if nbytes <= MAX_ON_TENSOR_BYTES:
+    if nbytes <= 64 << 10:  # a tensor's overhead matters
         calls[ON_TENSOR] = lambda: world.comm.Allreduce(MPI.IN_PLACE, gloo.numpy())
     if world.nodes == 1:
         source = np.zeros(count, np.float32)
@@ -124,12 +119,6 @@ def contenders(world: World, nbytes: int, algorithms: Sequence[str]) -> dict[str
         base, _, wire = name.partition(" ")
         calls[name] = partial(world.allreduce, here, base, wire or None)
     return calls
-
-
-def _algorithms(world: World) -> list[str]:
-    if world.nodes == 1:
-        return ["flat", "direct", "halving", "ring"]
-    return [*candidates("allreduce", world.placement), *(f"{AUTO} {wire}" for wire in WIRES)]
 
 
 def _simulated(world: World, name: str, nbytes: int) -> float | None:
@@ -162,7 +151,6 @@ def interface_of(address: str) -> str:
 
 
 SHORT_PAYLOAD_BYTES = 256 << 10
-"""Bytes up to which a payload counts as short in the plot."""
 
 
 def table(results: Mapping[str, Any]) -> str:
@@ -214,24 +202,17 @@ def _times(rows: Sequence[Mapping[str, Any]], name: str, bounded: bool) -> Times
     return Times([row["bytes"] for row in timed], *ends)
 
 
-def own_contenders(world: World) -> dict[str, TimedLibrary]:
-    """Return Unisono's collectives by memory."""
-
-    def calls(payload: torch.Tensor, result: torch.Tensor) -> Calls:
-        return {
-            "allreduce": lambda: world.allreduce(payload),
-            "reduce_scatter": lambda: world.reduce_scatter(payload),
-            "all_gather": lambda: world.all_gather(payload, result),
-            "broadcast": lambda: world.broadcast(payload),
-            "all_to_all": lambda: world.all_to_all(payload),
-            "reduce": lambda: world.reduce(payload),
-            BARRIER: world.barrier,
-        }
-
-    windows = partial(world.empty, dtype=torch.float32)
+def own_calls(world: World, payload: torch.Tensor, result: torch.Tensor) -> Calls:
+    """Return Unisono's collectives, and the copy, which rank 0 makes alone."""
     return {
-        ORDINARY: TimedLibrary(torch.zeros, calls, world.barrier),
-        WINDOWS: TimedLibrary(windows, calls, world.barrier),
+        "allreduce": lambda: world.allreduce(payload),
+        "reduce_scatter": lambda: world.reduce_scatter(payload),
+        "all_gather": lambda: world.all_gather(payload, result),
+        "broadcast": lambda: world.broadcast(payload),
+        "all_to_all": lambda: world.all_to_all(payload),
+        "reduce": lambda: world.reduce(payload),
+        BARRIER: world.barrier,
+        COPY: (lambda: payload) if world.rank else (lambda: np.copyto(result.numpy(), payload.numpy())),
     }
 
 
@@ -248,16 +229,6 @@ def gloo_calls(payload: torch.Tensor, result: torch.Tensor) -> Calls:
     }
 
 
-def library_of_copies(rank: int, barrier: Callable[[], None]) -> TimedLibrary:
-    """Return copies by rank 0; the other ranks do nothing."""
-
-    def calls(payload: Any, result: Any) -> Calls:
-        return {COPY: (lambda: payload) if rank else (lambda: np.copyto(result.numpy(), payload.numpy()))}
-
-    # Not NumPy: of its arrays below 512 KiB, the second lies 16 bytes behind a page of the first, and copies take long.
-    return TimedLibrary(torch.zeros, calls, barrier)
-
-
 def main() -> None:
     """Time one of the two, and in ours the copy as well."""
     world, (name, path, text) = init(), sys.argv[1:]
@@ -267,10 +238,12 @@ def main() -> None:
             rows = time_calls(world.comm, {GLOO: TimedLibrary(torch.zeros, gloo_calls, world.barrier)}, **settings)
         library = f"torch {torch.__version__}"
     else:
-        rows = time_calls(world.comm, own_contenders(world), **settings)
-        rows += time_calls(
-            world.comm, {COPY: library_of_copies(world.rank, world.barrier)}, **{**settings, "collectives": [COPY]}
-        )
+        calls, windows = partial(own_calls, world), partial(world.empty, dtype=torch.float32)
+        # Not NumPy's: of its arrays below 512 KiB, the second lies 16 bytes behind a page of the first; copies are slow
+        ordinary = TimedLibrary(torch.zeros, calls, world.barrier)
+        ours = {ORDINARY: ordinary, WINDOWS: TimedLibrary(windows, calls, world.barrier)}
+        rows = time_calls(world.comm, ours, **settings)
+        rows += time_calls(world.comm, {COPY: ordinary}, **{**settings, "collectives": [COPY]})
         library = MPI.Get_library_version()
     write_results(world.comm, path, library, rows)
 

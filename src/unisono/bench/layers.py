@@ -7,16 +7,9 @@ peak of products, and that of inputs, outputs and weight at the measured rate of
 plain sum, so an algorithm that needs fewer can be faster than the bound of products.
 
 Layers are modules without submodules. Calls between them (`torch.cat`, the sum of a residual) are not measured. Of a
-convolution and a wide layer only the product is, without its bias and the rounding of its weight.
-
-The peak is that of large work, measured here:
-
-    products   operations per second: the best of large matrix products, one square and one tall, and a convolution of
-               the library, which uses blocks that fit the caches
-    memory     bytes per second, read and written: a copy larger than the caches
-
-A layer can exceed it a little: its numbers may lie in the cache, or the clock may be higher at that moment. Writes in
-place read no line of memory first.
+convolution and a wide layer only the product is, without its bias and the rounding of its weight. A layer can exceed
+the peak, that of large work (`PEAK_LAYERS`) and of a copy larger than the caches, a little: its numbers may lie in the
+cache, or the clock may be higher at that moment. Writes in place read no line of memory first.
 """
 
 from __future__ import annotations
@@ -44,8 +37,8 @@ from unisono.errors import UsageError
 from unisono.formats import format_bytes
 from unisono.view.chart import Bar, draw_bars
 
-TIMED_REPETITIONS = 3
-"""Timed repetitions of each pass."""
+TIMED_REPETITIONS, ATTEMPTS = 3, 5
+"""Timings of each pass, of which the median counts; and of a peak, of which the best does."""
 
 Shape = tuple[int, ...]
 
@@ -143,16 +136,18 @@ class TimedPass(NamedTuple):
     call: Callable[[], object]
     operations: int
     least_bytes: int
-    timed: Callable[[], tuple[str, Mapping[str, float]]] = lambda: ("", {})
-    """Returns, after a call, the algorithm, and the time of each that was timed, perhaps on a part of the batch."""
+    geometry: Geometry | None = None
+    """That of a convolution, which the plan computes."""
 
 
 def _measure(layer: BenchLayer, plan: ConvolutionPlan, dtype: torch.dtype, first: bool) -> Iterator[LayerTiming]:
-    for which, call, operations, least_bytes, algorithms in _passes(layer, plan, dtype):
+    for which, call, operations, least_bytes, geometry in _passes(layer, plan, dtype):
         if not (first and which is Pass.GRAD_INPUT):
             seconds = statistics.median(seconds_of(call, TIMED_REPETITIONS))
-            kind, (name, timed) = type(layer.module).__name__, algorithms()
-            times = {way: seconds * took / timed[name] for way, took in timed.items()}
+            kind, name, times = type(layer.module).__name__, "", dict[str, float]()
+            if geometry is not None:  # the plan may have timed the algorithms on a part of the batch
+                name, timed = plan.algorithm(which, geometry), plan.measured.get(key_of(geometry, which), {})
+                times = {way: seconds * took / timed[name] for way, took in timed.items()}
             yield LayerTiming(layer.name, kind, which.value, seconds, operations, least_bytes, name, times)
 
 
@@ -172,12 +167,8 @@ def _of_convolution(
     geometry = geometry_of(module, inputs)
     given = {Pass.FORWARD: (inputs, weight), Pass.GRAD_INPUT: (gradient, weight), Pass.GRAD_WEIGHT: (inputs, gradient)}
     for which, tensors in given.items():
-        call, timed = partial(plan.compute, which, geometry, *tensors), partial(_timed, plan, which, geometry)
-        yield TimedPass(which, call, geometry.operations, geometry.least_bytes, timed)
-
-
-def _timed(plan: ConvolutionPlan, which: Pass, geometry: Geometry) -> tuple[str, Mapping[str, float]]:
-    return plan.algorithm(which, geometry), plan.measured.get(key_of(geometry, which), {})
+        call = partial(plan.compute, which, geometry, *tensors)
+        yield TimedPass(which, call, geometry.operations, geometry.least_bytes, geometry)
 
 
 def _of_linear(module: nn.Linear, layer: BenchLayer, dtype: torch.dtype) -> Iterator[TimedPass]:
@@ -292,9 +283,6 @@ PEAK_LAYERS: Sequence[tuple[Callable[[], nn.Module], Shape]] = (
 """Layers whose forward passes are the large products, with the shape of their inputs, which is that of the outputs."""
 
 COPY_BYTES = 256 << 20
-"""Bytes of the copy."""
-
-ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -337,16 +325,13 @@ def measure_memory() -> list[dict[str, Any]]:
 
     First by size, in one stretch; then of STRIDED_BYTES by the size of their blocks, with gaps as large between them.
     """
-    return [row for name, memory in _memories() for row in _accesses(name, memory)]
-
-
-def _memories() -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that are accessed, with their names."""
+    rows = list[dict[str, Any]]()
     for size in (4 << 10 << up for up in range(0, 16, 2)):
-        yield f"of {format_bytes(size)}", torch.ones(size // 4)
+        rows += _accesses(f"of {format_bytes(size)}", torch.ones(size // 4))
     for block in (16 << up for up in range(0, 12, 2)):
         gapped = torch.ones(STRIDED_BYTES // block, 2 * (block // 4))
-        yield f"in blocks of {format_bytes(block)}", gapped[:, : block // 4]
+        rows += _accesses(f"in blocks of {format_bytes(block)}", gapped[:, : block // 4])
+    return rows
 
 
 def _accesses(name: str, memory: Tensor) -> Iterator[dict[str, Any]]:

@@ -43,8 +43,7 @@ from unisono.processor import AUTO, processor
 from unisono.startup import remove_leftover_files
 from unisono.training.accuracy import classification_loss
 
-STOCK, TUNED, KEPT_MEMORY, OURS = "stock", "tuned", "kept", "ours"
-CONTENDERS = (STOCK, TUNED, KEPT_MEMORY, OURS)
+CONTENDERS = STOCK, TUNED, KEPT_MEMORY, OURS = "stock", "tuned", "kept", "ours"
 WITH_KEPT_MEMORY = (KEPT_MEMORY, OURS)
 """Contenders whose memory is kept from step to step."""
 
@@ -171,9 +170,8 @@ class ContenderProcess:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise UsageError(
-                f"{self._name} ended with exit code {self.process.wait()}, see above; try a smaller --batch"
-            )
+            code = self.process.wait()
+            raise UsageError(f"{self._name} ended with exit code {code}, see above; try a smaller --batch")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

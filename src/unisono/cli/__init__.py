@@ -13,6 +13,7 @@ from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
+from typer import Exit, Option
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from unisono.cli.bench import ablation, collectives, layers, memory, messages, networks, shuffle, storage
@@ -68,7 +69,6 @@ PANELS = {
     "Plan": (plan, price, simulate, draw, probe, tune, foresight),
     "Tools": (layers, lab, papers),
 }
-"""Groups of the commands in the help."""
 
 for _panel, _functions in PANELS.items():
     for _function in _functions:
@@ -83,13 +83,13 @@ app.add_typer(_bench, name="bench", rich_help_panel="Tools")
 def _print_version(requested: bool) -> None:
     if requested:
         print(f"unisono {version('unisono')}")
-        raise typer.Exit
+        raise Exit
 
 
 @app.callback()
 def _commands(
     _: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Make the functions commands, even where there is only one: Typer needs a callback for that."""

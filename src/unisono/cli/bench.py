@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tomli_w
-import typer
+from typer import Argument, Option
 
 from unisono.cli.ranks import (
     RanksOption,
@@ -27,37 +27,28 @@ from unisono.cli.ranks import (
     write_text,
 )
 from unisono.errors import UsageError
+from unisono.files import naming_os_errors
 from unisono.formats import parse_bytes
 from unisono.lab.plan import parse_rate
 from unisono.launch import keep_memory
 from unisono.models import check_name, input_shape
 from unisono.view.chart import no_pictures
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from unisono.bench.layers import LayerTiming, Peak
-
 
 def collectives(
-    output: Annotated[Path, typer.Option(help="Output folder for results.json, table.md and plot.svg.")] = Path(
-        "bench"
-    ),
+    output: Annotated[Path, Option(help="Output folder for results.json, table.md and plot.svg.")] = Path("bench"),
     ranks: RanksOption = None,
-    largest: Annotated[int, typer.Option(help="Largest payload in bytes.")] = 64 << 20,
-    algorithms: Annotated[
-        str | None, typer.Option(help="Algorithms to time, separated by commas; '' for none.")
-    ] = None,
-    rate: Annotated[str | None, typer.Option(help="Rate of a node's link, for the bound: 200mbit.")] = None,
+    largest: Annotated[int, Option(help="Largest payload in bytes.")] = 64 << 20,
+    algorithms: Annotated[str | None, Option(help="Algorithms to time, separated by commas; '' for none.")] = None,
+    rate: Annotated[str | None, Option(help="Rate of a node's link, for the bound: 200mbit.")] = None,
     against: Annotated[
         str | None,
-        typer.Option(help="Compare with other libraries on this machine: mpich,openmpi,intel,gloo, or some of them."),
+        Option(help="Compare with other libraries on this machine: mpich,openmpi,intel,gloo, or some of them."),
     ] = None,
     compared: Annotated[
-        str | None,
-        typer.Option("--collectives", help="Collectives to compare, separated by commas; default: allreduce."),
+        str | None, Option("--collectives", help="Collectives to compare, separated by commas; default: allreduce.")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds of the comparison; default: 3.")] = None,
+    rounds: Annotated[int | None, Option(help="Rounds of the comparison; default: 3.")] = None,
 ) -> None:
     """Time the allreduce: every algorithm, the MPI library, gloo and the bound, in one run.
 
@@ -80,8 +71,7 @@ def collectives(
 
     world = join("bench collectives")
     log = printer(world)
-    write(world, output, lambda: output.mkdir(parents=True, exist_ok=True))  # known before anything is measured
-
+    write(world, output, partial(make_folder, output))  # known before anything is measured
     results = measure(world, [size for size in SIZES if size <= largest], names, bits, log)
     files = {"results.json": json.dumps(results, indent=1), "table.md": table(results)}
     done = write(world, output, partial(_write_report, output, files, "plot.svg", partial(draw, results)))
@@ -89,7 +79,6 @@ def collectives(
 
 
 def _check_algorithms(names: Sequence[str]) -> None:
-    """Raise UsageError for an unknown schedule or wire."""
     from unisono.schedules import check
     from unisono.wires import WIRES
 
@@ -102,14 +91,12 @@ def _check_algorithms(names: Sequence[str]) -> None:
 
 
 def _refuse(options: Mapping[str, object], why: str) -> None:
-    """Raise UsageError for an option that was given."""
     for name, value in options.items():
         if value is not None:
             raise UsageError(f"{name} {value}: {why}")
 
 
 def _compare(output: Path, ranks: int, largest: int, against: str, compared: str, rounds: int | None) -> None:
-    """Compare collectives with those of other libraries, and write the report."""
     from unisono.bench.against import PEERS, draw, measure_against, summary, table
     from unisono.bench.peer_program import COLLECTIVES, SIZES
 
@@ -122,8 +109,7 @@ def _compare(output: Path, ranks: int, largest: int, against: str, compared: str
     log = partial(print, flush=True)
     data = measure_against(peers, ranks, rounds, collectives, [size for size in SIZES if size <= largest], log)
     files = {"results.json": json.dumps(data, indent=1), "table.md": "\n".join([table(data), "", *summary(data)])}
-    done = write_alone(output, partial(_write_report, output, files, "plot.svg", partial(draw, data)))
-    log(f"\n{files['table.md']}\n\n{done}")
+    log(f"\n{files['table.md']}\n\n{_write_report(output, files, 'plot.svg', partial(draw, data))}")
 
 
 def _chosen(option: str, given: str, known: Sequence[str]) -> list[str]:
@@ -137,23 +123,25 @@ def _chosen(option: str, given: str, known: Sequence[str]) -> list[str]:
 
 
 def _write_report(output: Path, files: Mapping[str, str], picture: str = "", draw: Callable[[], bytes] = bytes) -> str:
-    """Write files of text into a folder, and a picture where matplotlib is installed. Return a line about them."""
-    for name, content in files.items():
-        (output / name).write_text(content + "\n")
+    """Write files of text into a folder, and a picture where matplotlib is installed. Return a line about them.
+
+    Raises UsageError where that fails.
+    """
     names, missing = list(files), no_pictures() if picture else ""
-    if picture and not missing:
-        (output / picture).write_bytes(draw())
-        names.append(picture)
+    with naming_os_errors(f"cannot write {output}"):
+        for name, content in files.items():
+            (output / name).write_text(content + "\n")
+        if picture and not missing:
+            (output / picture).write_bytes(draw())
+            names.append(picture)
     return f"wrote {output}/{' and '.join(names)}{f'; {missing}' if missing else ''}"
 
 
 def networks(
-    output: Annotated[Path, typer.Option(help="Output folder for networks.json and networks.md.")] = Path("bench"),
-    names: Annotated[
-        str, typer.Option(help="Networks, separated by commas.")
-    ] = "alexnet,vgg16,vgg19,resnet50,googlenet",
-    batch: Annotated[int, typer.Option(help="Batch size.")] = 32,
-    steps: Annotated[int, typer.Option(help="Timed steps of each contender.")] = 3,
+    output: Annotated[Path, Option(help="Output folder for networks.json and networks.md.")] = Path("bench"),
+    names: Annotated[str, Option(help="Networks, separated by commas.")] = "alexnet,vgg16,vgg19,resnet50,googlenet",
+    batch: Annotated[int, Option(help="Batch size.")] = 32,
+    steps: Annotated[int, Option(help="Timed steps of each contender.")] = 3,
 ) -> None:
     """Time training steps of the papers' networks: images/s of Unisono and of stock PyTorch."""
     if batch < 1 or steps < 1:
@@ -178,18 +166,16 @@ def networks(
     table = as_markdown(timings)
     results = {**setup, "networks": timings, "plan": plan.measured}
     files = {"networks.json": json.dumps(results, indent=1), "networks.md": table}
-    done = write_alone(output, partial(_write_report, output, files))
-    print(f"images/s; {', '.join(f'{key} {value}' for key, value in setup.items())}\n\n{table}\n\n{done}")
+    about = ", ".join(f"{key} {value}" for key, value in setup.items())
+    print(f"images/s; {about}\n\n{table}\n\n{_write_report(output, files)}")
 
 
 def shuffle(
-    output: Annotated[Path, typer.Option(help="Output folder, which all ranks read, for shuffle.json.")] = Path(
-        "bench"
-    ),
+    output: Annotated[Path, Option(help="Output folder, which all ranks read, for shuffle.json.")] = Path("bench"),
     ranks: RanksOption = None,
-    nbytes: Annotated[str, typer.Option("--bytes", help="Bytes of all samples: 20MB.")] = "20MB",
-    groups: Annotated[int, typer.Option(help="Groups of ranks that hold a copy each.")] = 1,
-    rate: Annotated[str | None, typer.Option(help="Rate of a node's link, for the share of it: 200mbit.")] = None,
+    nbytes: Annotated[str, Option("--bytes", help="Bytes of all samples: 20MB.")] = "20MB",
+    groups: Annotated[int, Option(help="Groups of ranks that hold a copy each.")] = 1,
+    rate: Annotated[str | None, Option(help="Rate of a node's link, for the share of it: 200mbit.")] = None,
 ) -> None:
     """Time the shuffle of samples over ranks, in memory: seconds of the slowest rank, and what each rank holds."""
     size, bits = parse_bytes(nbytes), parse_rate(rate) if rate else None
@@ -210,15 +196,14 @@ def shuffle(
 
 
 def messages(
-    output: Annotated[Path, typer.Option(help="Output folder for messages.json.")] = Path("bench"),
-    ranks: RanksOption = None,
+    output: Annotated[Path, Option(help="Output folder for messages.json.")] = Path("bench"), ranks: RanksOption = None
 ) -> None:
     """Time messages between two ranks by size, through the MPI library: milliseconds, and bytes per second."""
     start_ranks(ranks)
     from unisono.bench.collectives import measure_messages
 
     world = join("bench messages")
-    write(world, output, lambda: output.mkdir(parents=True, exist_ok=True))
+    write(world, output, partial(make_folder, output))
     rows = measure_messages(world)
     write_text(world, output / "messages.json", json.dumps(rows, indent=1))
     _print_samples(rows, printer(world))
@@ -228,13 +213,11 @@ STARTS_RANKS = "unisono bench {} starts the ranks of each run itself; start it w
 
 
 def storage(
-    output: Annotated[Path, typer.Option(help="Output folder for the images, the runs and storage.json.")] = Path(
-        "bench"
-    ),
+    output: Annotated[Path, Option(help="Output folder for the images, the runs and storage.json.")] = Path("bench"),
     ranks: RanksOption = 2,
-    images: Annotated[int, typer.Option(min=8, help="Training images, written as JPEG files.")] = 8000,
-    side: Annotated[int, typer.Option(min=8, help="Width and height of these files in pixels.")] = 32,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each run; the first does not count.")] = 4,
+    images: Annotated[int, Option(min=8, help="Training images, written as JPEG files.")] = 8000,
+    side: Annotated[int, Option(min=8, help="Width and height of these files in pixels.")] = 32,
+    epochs: Annotated[int, Option(min=1, help="Epochs of each run; the first does not count.")] = 4,
 ) -> None:
     """Train on the same images in memory, from the stripes of a pack, and from their files: seconds an epoch."""
     refuse_launcher(STARTS_RANKS.format("storage"))
@@ -252,18 +235,16 @@ def storage(
 
 
 def ablation(
-    recipe: Annotated[Path, typer.Argument(help="Recipe: a TOML file, or a name such as digits.")],
-    output: Annotated[Path, typer.Option(help="Output folder for the runs, ablation.json and ablation.md.")] = Path(
-        "bench"
-    ),
+    recipe: Annotated[Path, Argument(help="Recipe: a TOML file, or a name such as digits.")],
+    output: Annotated[Path, Option(help="Output folder for the runs, ablation.json and ablation.md.")] = Path("bench"),
     ranks: RanksOption = None,
     changes: Annotated[
-        list[str] | None, typer.Option("--set", help="Value of a key of the recipe in all runs. May be repeated.")
+        list[str] | None, Option("--set", help="Value of a key of the recipe in all runs. May be repeated.")
     ] = None,
     hosts: Annotated[
-        int, typer.Option(min=0, help="Hosts of an emulated cluster (unisono lab, needs root) with a rank each.")
+        int, Option(min=0, help="Hosts of an emulated cluster (unisono lab, needs root) with a rank each.")
     ] = 0,
-    rate: Annotated[str, typer.Option(help="Rate of each host's link: 200mbit.")] = "1gbit",
+    rate: Annotated[str, Option(help="Rate of each host's link: 200mbit.")] = "1gbit",
 ) -> None:
     """Train with everything off, then switch one thing after another on: seconds an epoch, accuracy, what it gained.
 
@@ -289,24 +270,20 @@ def ablation(
 
 
 def _make_variants(train: Sequence[str], variants: Mapping[str, Mapping[str, str]], output: Path, name: str) -> None:
-    """Make the runs of a recipe, write what they measured, and print it."""
     from unisono.bench.ablation import as_data, run_variants, table
 
-    log = partial(print, flush=True)
-    results = write_alone(output, lambda: run_variants(train, variants, output, log))
+    results = write_alone(output, lambda: run_variants(train, variants, output, partial(print, flush=True)))
     files = {f"{name}.json": as_data(results), f"{name}.md": table(results)}
-    log(f"\n{files[f'{name}.md']}\n\n{write_alone(output, partial(_write_report, output, files))}")
+    print(f"\n{table(results)}\n\n{_write_report(output, files)}", flush=True)
 
 
-def memory(
-    output: Annotated[Path, typer.Option(help="Output folder for memory.json.")] = Path("bench"),
-) -> None:
+def memory(output: Annotated[Path, Option(help="Output folder for memory.json.")] = Path("bench")) -> None:
     """Time reads, writes and copies in memory, by size and by the size of blocks, on all cores: bytes per second."""
     make_folder(output)
     from unisono.bench.layers import measure_memory
 
     rows = measure_memory()
-    write_alone(output, partial(_write_report, output, {"memory.json": json.dumps(rows, indent=1)}))
+    _write_report(output, {"memory.json": json.dumps(rows, indent=1)})
     _print_samples(rows, print)
 
 
@@ -317,23 +294,17 @@ def _print_samples(rows: Sequence[Mapping[str, Any]], log: Callable[[str], None]
         log(f"{row['name']:32}{median(samples):10.3g} {row['unit']:6}{samples[0]:10.3g} to {samples[-1]:.3g}")
 
 
-PLAIN_WIDTH = 140
-"""Columns of the table when the output is not a terminal."""
-
-
 def layers(
-    model: Annotated[str, typer.Option(help="Name of a network, as in a recipe, or module:function.")] = "resnet50",
-    batch: Annotated[int, typer.Option(help="Batch size.")] = 32,
-    size: Annotated[
-        int, typer.Option(help="Width and height of the images in pixels; 0: as in the network's paper.")
-    ] = 0,
-    classes: Annotated[int, typer.Option(help="Number of classes.")] = 1000,
+    model: Annotated[str, Option(help="Name of a network, as in a recipe, or module:function.")] = "resnet50",
+    batch: Annotated[int, Option(help="Batch size.")] = 32,
+    size: Annotated[int, Option(help="Width and height of the images in pixels; 0: as in the network's paper.")] = 0,
+    classes: Annotated[int, Option(help="Number of classes.")] = 1000,
     output: Annotated[
-        Path | None, typer.Option(help="Output folder for layers.json, and layers.svg if matplotlib is installed.")
+        Path | None, Option(help="Output folder for layers.json, and layers.svg if matplotlib is installed.")
     ] = None,
-    plan: Annotated[Path | None, typer.Option(help="File of a convolution plan, read and extended.")] = None,
+    plan: Annotated[Path | None, Option(help="File of a convolution plan, read and extended.")] = None,
     precision: Annotated[
-        str, typer.Option(help="float32, bfloat16, or auto: bfloat16 if the processor supports it.")
+        str, Option(help="float32, bfloat16, or auto: bfloat16 if the processor supports it.")
     ] = "auto",
 ) -> None:
     """Time each layer's three passes, each by its fastest algorithm, and compare them with measured bounds."""
@@ -346,7 +317,7 @@ def layers(
     import torch
     from rich.console import Console
 
-    from unisono.bench.layers import layers_of, measure_layers, measure_peak
+    from unisono.bench.layers import as_data, as_table, draw, layers_of, measure_layers, measure_peak, medians, sums
     from unisono.compute.convolution_plan import ConvolutionPlan, check_plan, machine, read_plan, write_plan
     from unisono.compute.prepare import choose_dtype
     from unisono.compute.response_norm import use_response_norms
@@ -357,10 +328,8 @@ def layers(
     if plan is not None:
         check_plan(plan)
     shape = (batch, *input_shape(model, size))
-    wide = None if sys.stdout.isatty() else PLAIN_WIDTH
-    console = Console(highlight=False, soft_wrap=True, width=wide)
-    known = {} if plan is None else read_plan(plan, machine(here.name))
-    timings = ConvolutionPlan(known)
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
+    timings = ConvolutionPlan({} if plan is None else read_plan(plan, machine(here.name)))
     network = make_network(model, "", classes, shape[1])
     use_response_norms(network)
     network_layers = layers_of(network, shape)
@@ -369,37 +338,21 @@ def layers(
         rows = measure_layers(network_layers, timings, dtype, status.update)
     if plan is not None:
         write_plan(plan, machine(here.name), timings.measured)
-    setup = {
-        "model": model,
-        "inputs": shape,
-        "dtype": str(dtype).removeprefix("torch."),
-        "threads": torch.get_num_threads(),
-        "processor": here.name,
-    }
-    _print(console, rows, peak, setup)
-    if output is not None:
-        from unisono.bench.layers import as_data, draw
-
-        title = f"{model}, batch {batch}, {setup['dtype']}"
-        files = {"layers.json": json.dumps(as_data(rows, peak, setup), indent=1)}
-        report = partial(_write_report, output, files, "layers.svg", partial(draw, rows, peak, title))
-        console.print(write_alone(output, report), markup=False)
-
-
-def _print(console: Console, rows: Sequence[LayerTiming], peak: Peak, setup: Mapping[str, Any]) -> None:
-    """Print a table of the layers, and sums of it."""
-    from unisono.bench.layers import as_table, medians, sums
-
+    kind, threads = str(dtype).removeprefix("torch."), torch.get_num_threads()
     console.print(as_table(rows, peak))
     total = sum(row.seconds for row in rows)
     for name, seconds in sums(rows):
         console.print(f"{name:34}{1e3 * seconds:10.1f} ms{seconds / total:8.1%}", markup=False)
     console.print(
-        f"\n{setup['model']}, {' x '.join(map(str, setup['inputs']))}, {setup['dtype']}, {setup['threads']} threads on "
-        f"{setup['processor']}: "
+        f"\n{model}, {' x '.join(map(str, shape))}, {kind}, {threads} threads on {here.name}: "
         f"{1e3 * total:.0f} ms in these layers, without biases and the operations between layers\n"
         f"peak: {peak.operations_per_second / 1e9:.0f} GFLOP/s of products, "
         f"{peak.bytes_per_second / 1e9:.1f} GB/s of memory; median convolution at "
         + ", ".join(f"{share:.0%} of its bound ({which})" for which, share in medians(rows, peak).items()),
         markup=False,
     )
+    if output is not None:
+        setup = {"model": model, "inputs": shape, "dtype": kind, "threads": threads, "processor": here.name}
+        files = {"layers.json": json.dumps(as_data(rows, peak, setup), indent=1)}
+        picture = partial(draw, rows, peak, f"{model}, batch {batch}, {kind}")
+        console.print(_write_report(output, files, "layers.svg", picture), markup=False)

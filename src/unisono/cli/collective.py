@@ -8,52 +8,52 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from inspect import Signature, signature
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from unisono.errors import UsageError
-from unisono.formats import MAX_DIGITS, column_table, format_bytes, format_seconds, parse_bytes, parse_seconds
+from unisono.formats import MAX_DIGITS, column_table, counted, format_bytes, format_seconds, parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from unisono.network import Uneven
     from unisono.placement import Placement
     from unisono.plan.collective_costs import CollectiveCase, LeftOut
 
-LATENCY_SECONDS = 25e-6
-"""Latency of a network that is described by its rate alone."""
 
 MAX_GROUPS = 6
 """Largest number of groups of ranks whose ends are printed; JSON has all."""
 
-BytesOption = Annotated[str, typer.Option("--bytes", help="Payloads of a rank, separated by commas: 4KiB,1MiB.")]
+LATENCY = "25us"
+
+BytesOption = Annotated[str, Option("--bytes", help="Payloads of a rank, separated by commas: 4KiB,1MiB.")]
 AlgorithmsOption = Annotated[
-    str | None, typer.Option("--algorithms", help="Schedules, separated by commas; default: all of the collective.")
+    str | None, Option("--algorithms", help="Schedules, separated by commas; default: all of the collective.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+JsonOption = Annotated[bool, Option("--json", help="Print JSON instead of tables.")]
 
 
 def case_of(
-    ranks: Annotated[int, typer.Option(help="Number of ranks.")],
+    ranks: Annotated[int, Option(help="Number of ranks.")],
     collective: Annotated[
-        str, typer.Option(help="allreduce, reduce_scatter, all_gather, broadcast or all_to_all.")
+        str, Option(help="allreduce, reduce_scatter, all_gather, broadcast or all_to_all.")
     ] = "allreduce",
-    ranks_per_node: Annotated[int, typer.Option(help="Number of ranks on each node.")] = 1,
+    ranks_per_node: Annotated[int, Option(help="Number of ranks on each node.")] = 1,
     supernodes: Annotated[
-        int | None, typer.Option(help="Number of supernodes (switches); default: 1, or as the machine has them.")
+        int | None, Option(help="Number of supernodes (switches); default: 1, or as the machine has them.")
     ] = None,
-    machine: Annotated[str | None, typer.Option(help="Name of a machine, or its TOML file.")] = None,
-    table: Annotated[Path | None, typer.Option(help="Table of `unisono tune`: its network and choices.")] = None,
-    rate: Annotated[str | None, typer.Option(help="Rate of a node's link, each way: 10gbit.")] = None,
-    latency: Annotated[str | None, typer.Option(help="Latency of a message, with --rate; default: 25us.")] = None,
+    machine: Annotated[str | None, Option(help="Name of a machine, or its TOML file.")] = None,
+    table: Annotated[Path | None, Option(help="Table of `unisono tune`: its network and choices.")] = None,
+    rate: Annotated[str | None, Option(help="Rate of a node's link, each way: 10gbit.")] = None,
+    latency: Annotated[str | None, Option(help=f"Latency of a message, with --rate; default: {LATENCY}.")] = None,
     oversubscribe: Annotated[
-        float | None,
-        typer.Option(help="Sum of a supernode's rates over its uplink's, with --rate; default: 1."),
+        float | None, Option(help="Sum of a supernode's rates over its uplink's, with --rate; default: 1.")
     ] = None,
     wire: Annotated[
-        str | None, typer.Option(help="Encoding of messages: float32, bfloat16, float16, int8, int4 or exact.")
+        str | None, Option(help="Encoding of messages: float32, bfloat16, float16, int8, int4 or exact.")
     ] = None,
 ) -> Any:
     """Return the collective that the options describe, and the slow links of its machine by node.
@@ -68,7 +68,15 @@ def case_of(
     from unisono.plan.collective_costs import CollectiveCase, check_ranks, placement_of, uneven_of
     from unisono.plan.machines import find_machine
 
-    _check_network({"--machine": machine, "--table": table, "--rate": rate}, latency, oversubscribe)
+    sources = {"--machine": machine, "--table": table, "--rate": rate}
+    given = [option for option, value in sources.items() if value is not None]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} each describe the network; give one of them")
+    for option, value in (("--latency", latency), ("--oversubscribe", oversubscribe)):
+        if value is not None and rate is None:
+            raise UsageError(f"{option} {value} is for a network given by --rate; {given[0] if given else 'add it'}")
+    if oversubscribe is not None and not 0 < oversubscribe < float("inf"):
+        raise UsageError(f"--oversubscribe {oversubscribe:g}: give a number above 0; 1 is not over-subscribed")
     if ranks < 1:
         raise UsageError(f"--ranks {ranks}: the number of ranks must be at least 1")
     check_ranks(ranks)
@@ -89,21 +97,9 @@ def case_of(
         choices = replace(choices, network=facts.network())
         nodes_each = nodes_each if supernodes is not None else facts.topology.supernode or nodes_each
     elif rate is not None:
-        alpha = LATENCY_SECONDS if latency is None else parse_seconds(latency, "--latency ")
+        alpha = parse_seconds(LATENCY if latency is None else latency, "--latency ")
         choices = replace(choices, network=shaped(parse_rate(rate), nodes_each, oversubscribe or 1.0, alpha))
     return CollectiveCase(collective, placement_of(nodes, ranks_per_node, nodes_each), choices, wire), slow_nodes
-
-
-def _check_network(sources: Mapping[str, object], latency: str | None, oversubscribe: float | None) -> None:
-    """Raise UsageError unless at most one of the `sources` describes the network, and the others are for a rate."""
-    given = [option for option, value in sources.items() if value is not None]
-    if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} each describe the network; give one of them")
-    for option, value in (("--latency", latency), ("--oversubscribe", oversubscribe)):
-        if value is not None and sources["--rate"] is None:
-            raise UsageError(f"{option} {value} is for a network given by --rate; {given[0] if given else 'add it'}")
-    if oversubscribe is not None and not 0 < oversubscribe < float("inf"):
-        raise UsageError(f"--oversubscribe {oversubscribe:g}: give a number above 0; 1 is not over-subscribed")
 
 
 def with_case(command: Callable[..., None]) -> Callable[..., None]:
@@ -134,8 +130,7 @@ def price(
     """
     from unisono.plan.collective_costs import price_schedule
 
-    payloads = sizes_of(sizes)
-    schedules, left_out = _schedules_of(case, algorithms)
+    payloads, schedules, left_out = _requested(case, sizes, algorithms)
     by_schedule = [price_schedule(case, name, payloads) for name in schedules]
     by_size = [
         _size(case, nbytes, case.bound(nbytes), [row._asdict() for row in rows])
@@ -151,12 +146,9 @@ def simulate(
     sizes: BytesOption = "1MiB",
     algorithms: AlgorithmsOption = None,
     slow_links: Annotated[
-        list[str] | None,
-        typer.Option("--slow-link", help="RANK:FACTOR, the link of its node is that many times slower."),
+        list[str] | None, Option("--slow-link", help="RANK:FACTOR, the link of its node is that many times slower.")
     ] = None,
-    late: Annotated[
-        list[str] | None, typer.Option("--late", help="RANK:SECONDS, it enters that much later: 3:5ms.")
-    ] = None,
+    late: Annotated[list[str] | None, Option("--late", help="RANK:SECONDS, it enters that much later: 3:5ms.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a collective flow by flow: seconds, the end of each rank, and what the slowest waits for.
@@ -164,9 +156,8 @@ def simulate(
     The slow links of a machine file count; --slow-link goes before them. The price beside it knows neither slow links
     nor late ranks. --slow-link and --late may be repeated.
     """
-    payloads = sizes_of(sizes)
+    payloads, schedules, left_out = _requested(case, sizes, algorithms)
     uneven = _uneven(slow_nodes, slow_links or [], late or [], case.placement)
-    schedules, left_out = _schedules_of(case, algorithms)
     by_size = [
         _size(case, nbytes, case.bound(nbytes, uneven), _simulated(case, nbytes, schedules, uneven, left_out))
         for nbytes in payloads
@@ -177,16 +168,12 @@ def simulate(
     _show(case, left_out, by_size, SIMULATED, as_json, beside)
 
 
-def sizes_of(text: str) -> list[int]:
-    """Return the payloads in bytes. Raises UsageError for anything but sizes."""
-    return [parse_bytes(size) for size in text.split(",")]
-
-
-def _schedules_of(case: CollectiveCase, names: str | None) -> tuple[list[str], list[LeftOut]]:
-    """Return the schedules that were named, else all of the collective, and those that are left out."""
+def _requested(case: CollectiveCase, sizes: str, names: str | None) -> tuple[list[int], list[str], list[LeftOut]]:
+    """Return payloads in bytes, the schedules that were named, else all of the collective, and those left out."""
     from unisono.plan.collective_costs import schedules_of
 
-    return schedules_of(case, [name for name in (names or "").split(",") if name])
+    payloads = [parse_bytes(size) for size in sizes.split(",")]
+    return payloads, *schedules_of(case, [name for name in (names or "").split(",") if name])
 
 
 def _uneven(slow: Mapping[int, float], slow_links: Sequence[str], late: Sequence[str], placement: Placement) -> Uneven:
@@ -219,9 +206,6 @@ def _rank_and_value(text: str, option: str, form: str, ranks: int) -> tuple[int,
     return int(rank), value
 
 
-# Results, as data for JSON
-
-
 def _size(case: CollectiveCase, nbytes: int, bound: float, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the rows of a size, quickest first, with the bound of the links and the choice of `auto`."""
     from unisono.plan.collective_costs import choose_auto
@@ -251,15 +235,9 @@ def _simulated(
     return rows
 
 
-# Results, as text
-
 Row = Mapping[str, Any]
-
-
-Column = tuple[str, Callable[[Row], str]]
-
-FIRST: Column = "schedule", lambda row: row["schedule"]
-LAST: Column = "", lambda row: row["mark"]
+Columns = Mapping[str, Callable[[Row], str]]
+"""Columns of the table of a size: head, and cell of a row."""
 
 
 def _end(which: Callable[[Sequence[float]], float]) -> Callable[[Row], str]:
@@ -267,15 +245,14 @@ def _end(which: Callable[[Sequence[float]], float]) -> Callable[[Row], str]:
     return lambda row: f"{format_seconds(which(row['ends']))} ({row['ends'].index(which(row['ends']))})"
 
 
-PRICED: Mapping[str, Callable[[Row], str]] = {
+PRICED: Columns = {
     "price": lambda row: format_seconds(row["seconds"]),
     "rounds": lambda row: str(row["rounds"]),
     "sent by a rank": lambda row: format_bytes(row["sent_bytes"]),
     "bound / price": lambda row: f"{row['share_of_bound']:.1%}",
 }
-"""Columns of the table of a size: head, and cell of a row."""
 
-SIMULATED: Mapping[str, Callable[[Row], str]] = {
+SIMULATED: Columns = {
     "simulated": lambda row: ("" if row["exact"] else "about ") + format_seconds(row["seconds"]),
     "price": lambda row: format_seconds(row["price_seconds"]),
     "bound / simulated": lambda row: f"{row['share_of_bound']:.1%}",
@@ -288,7 +265,7 @@ def _show(
     case: CollectiveCase,
     left_out: Sequence[LeftOut],
     sizes: Sequence[Row],
-    columns: Mapping[str, Callable[[Row], str]],
+    columns: Columns,
     as_json: bool,
     beside: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
@@ -313,7 +290,8 @@ def _show(
         takes = "the MPI library, which has no schedule to price" if auto == "library" else auto
         bound = format_seconds(size["bound_seconds"])
         print(f"\n{format_bytes(size['bytes'])}: bound of the links {bound}, auto takes {takes}")
-        print("\n".join(column_table([FIRST, *columns.items(), LAST], rows, left={0})))
+        shown: Columns = {"schedule": itemgetter("schedule"), **columns, "": itemgetter("mark")}
+        print("\n".join(column_table(list(shown.items()), rows, left={0})))
         if columns is SIMULATED:
             print()
             for row in rows:
@@ -331,11 +309,9 @@ def describe(case: CollectiveCase) -> str:
     placement, network = case.placement, case.table.network
     supernodes = len(set(placement.supernodes)) or 1
     sums = f"sums at {1e-9 / network.gamma:.4g} GB/s" if network.gamma else "sums free"
-    parts = [
-        f"{case.collective}, {placement.ranks} ranks on {len(placement.nodes)} nodes in {supernodes} "
-        f"supernode{'s' * (supernodes > 1)}: links of {8e-9 / network.beta:.4g} Gbit/s, latency "
-        f"{format_seconds(float(network.alpha))}, {sums}"
-    ]
+    where = f"{placement.ranks} ranks on {len(placement.nodes)} nodes in {counted(supernodes, 'supernode')}"
+    links = f"links of {8e-9 / network.beta:.4g} Gbit/s, latency {format_seconds(float(network.alpha))}"
+    parts = [f"{case.collective}, {where}: {links}, {sums}"]
     if supernodes > 1 and network.oversubscribed:
         parts.append(f"uplinks of {8e-9 / (network.uplink_beta or 1):.4g} Gbit/s")
     if case.wire is not None:
@@ -347,9 +323,7 @@ def describe(case: CollectiveCase) -> str:
 
 def _ends(ends: Sequence[float]) -> str:
     """Return the ends of all ranks, neighbours of equal times together."""
-    groups = []
-    for text, some in groupby(range(len(ends)), lambda rank: format_seconds(ends[rank])):
-        members = list(some)
-        groups.append(f"{text} rank{f's {members[0]}-{members[-1]}' if members[1:] else f' {members[0]}'}")
+    runs = ((text, [*ranks]) for text, ranks in groupby(range(len(ends)), lambda rank: format_seconds(ends[rank])))
+    groups = [f"{text} rank{f's {of[0]}-{of[-1]}' if of[1:] else f' {of[0]}'}" for text, of in runs]
     more = [f"{len(groups) - MAX_GROUPS} more in --json"] if len(groups) > MAX_GROUPS else []
     return ", ".join([*groups[:MAX_GROUPS], *more])

@@ -2,53 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from unisono.errors import UsageError
+from unisono.formats import counted
 
 if TYPE_CHECKING:
     from unisono.placement import Placement
 
-MAX_DRAWN_RANKS = 1024
-"""Largest number of ranks of a picture."""
-
-MAX_DRAWN_BUCKETS = 10_000
-"""Largest number of buckets of a picture, of all its steps together."""
+MAX_DRAWN_RANKS, MAX_DRAWN_BUCKETS = 1024, 10_000
+"""Largest number of ranks of a picture, and of buckets, of all its steps together."""
 
 
 def draw(
-    what: Annotated[str, typer.Argument(help="Name of a schedule, or 'step' for a training step.")],
-    ranks: Annotated[int, typer.Option(help="Number of ranks, servers included; of a step, only rank 0 is drawn.")] = 4,
+    what: Annotated[str, Argument(help="Name of a schedule, or 'step' for a training step.")],
+    ranks: Annotated[int, Option(help="Number of ranks, servers included; of a step, only rank 0 is drawn.")] = 4,
     nodes: Annotated[
-        int | None, typer.Option(help="Number of nodes, each with the same number of ranks; default: one per rank.")
+        int | None, Option(help="Number of nodes, each with the same number of ranks; default: one per rank.")
     ] = None,
-    supernodes: Annotated[int, typer.Option(help="Number of supernodes.")] = 1,
-    rule: Annotated[str, typer.Option(help="Rule of a step.")] = "bsp",
+    supernodes: Annotated[int, Option(help="Number of supernodes.")] = 1,
+    rule: Annotated[str, Option(help="Rule of a step.")] = "bsp",
     overlap: Annotated[
-        str, typer.Option(help="Overlap of communication in a step: chain, phases, concurrent, funnel, none.")
+        str, Option(help="Overlap of communication in a step: chain, phases, concurrent, funnel, none.")
     ] = "chain",
-    every: Annotated[int, typer.Option(help="Steps of a period, for local_sgd, diloco and easgd.")] = 2,
-    fragments: Annotated[int, typer.Option(help="Parts of the weights that are exchanged in turn, for diloco.")] = 1,
-    delay: Annotated[int, typer.Option(help="Steps beside which a part is exchanged, for diloco.")] = 1,
-    buckets: Annotated[int, typer.Option(help="Number of buckets of a step.")] = 4,
-    steps: Annotated[int, typer.Option(help="Number of consecutive steps.")] = 2,
-    svg: Annotated[Path | None, typer.Option(help="Output file for an SVG picture, instead of text.")] = None,
+    every: Annotated[int, Option(help="Steps of a period, for local_sgd, diloco and easgd.")] = 2,
+    fragments: Annotated[int, Option(help="Parts of the weights that are exchanged in turn, for diloco.")] = 1,
+    delay: Annotated[int, Option(help="Steps beside which a part is exchanged, for diloco.")] = 1,
+    buckets: Annotated[int, Option(help="Number of buckets of a step.")] = 4,
+    steps: Annotated[int, Option(help="Number of consecutive steps.")] = 2,
+    svg: Annotated[Path | None, Option(help="Output file for an SVG picture, instead of text.")] = None,
 ) -> None:
     """Draw a schedule (a row for each rank, a column for each round) or a training step (a row for each lane).
 
     With --supernodes a schedule has the costs of each round: what a rank sends at most, and of that across.
     """
+    nodes = ranks if nodes is None else nodes
     if what == "step":
-        text, vector = _step(
-            *(rule, overlap, {"every": every, "period": every, "fragments": fragments, "delay": delay}),
-            *(ranks, ranks if nodes is None else nodes, buckets, steps),
-        )
+        options = {"every": every, "period": every, "fragments": fragments, "delay": delay}
+        text, vector = _step(rule, overlap, options, ranks, nodes, buckets, steps)
     else:
-        text, vector = _schedule(what, _placement(ranks, ranks if nodes is None else nodes, supernodes))
+        from unisono.schedules import find
+        from unisono.view import schedule
+
+        placement = _placement(ranks, nodes, supernodes)
+        drawn = find(what, placement).allreduce, ranks, what, placement
+        text, vector = partial(schedule.draw, *drawn), partial(schedule.draw_svg, *drawn)
     if svg is None:
         print(text())
         return
@@ -57,19 +59,9 @@ def draw(
     write_picture(svg, vector().encode(), "--svg")
 
 
-def _schedule(name: str, placement: Placement) -> tuple[Callable[[], str], Callable[[], str]]:
-    from unisono.schedules import find
-    from unisono.view import schedule
-
-    algorithm, ranks = find(name, placement).allreduce, placement.ranks
-    return lambda: schedule.draw(algorithm, ranks, name, placement), lambda: schedule.draw_svg(
-        algorithm, ranks, name, placement
-    )
-
-
 def _step(
     name: str, overlap: str, options: dict[str, int], ranks: int, nodes: int, buckets: int, steps: int
-) -> tuple[Callable[[], str], Callable[[], str]]:
+) -> tuple[partial[str], partial[str]]:
     from dataclasses import fields, replace
 
     from unisono.rules import find_rule
@@ -85,13 +77,11 @@ def _step(
     for option, value in {"ranks": ranks, "buckets": buckets, "steps": steps, **options}.items():
         _check_most(option, value, most.get(option, MAX_DRAWN_BUCKETS))
     kind = find_rule(name)
-    names = {entry.name for entry in fields(kind)}
-    beside: dict[str, Any] = {option: value for option, value in options.items() if option in names}
-    rule = kind(overlap=overlap, **beside)
-    title = f"{name}, {overlap}, {buckets} bucket{'s' * (buckets > 1)}, {steps} step{'s' * (steps > 1)}"
+    beside: dict[str, Any] = {entry.name: options[entry.name] for entry in fields(kind) if entry.name in options}
+    title = f"{name}, {overlap}, {counted(buckets, 'bucket')}, {counted(steps, 'step')}"
     layout = replace(even_layout(ranks, buckets), nodes=_placement(ranks, nodes, 1).nodes)
-    drawn = step.picture_of(rule, layout, steps, title)
-    return lambda: step.draw(drawn), lambda: step.draw_svg(drawn)
+    drawn = step.picture_of(kind(overlap=overlap, **beside), layout, steps, title)
+    return partial(step.draw, drawn), partial(step.draw_svg, drawn)
 
 
 def _placement(ranks: int, nodes: int, supernodes: int) -> Placement:
@@ -108,6 +98,5 @@ def _placement(ranks: int, nodes: int, supernodes: int) -> Placement:
 
 
 def _check_most(option: str, value: int, most: int) -> None:
-    """Raise UsageError for a value above the limit of an option."""
     if value > most:
         raise UsageError(f"--{option} {value:,}: the limit is {most:,}")

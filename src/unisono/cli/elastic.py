@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from unisono.cli.ranks import make_folder, refuse_launcher
 from unisono.errors import UsageError
@@ -15,15 +14,11 @@ from unisono.rules.asynchronous import has_servers
 from unisono.training.recipe import Recipe, make_rule
 from unisono.user_function import is_user_function
 
-if TYPE_CHECKING:
-    from unisono.elastic.generations import ElasticRun
-
 ElasticOption = Annotated[
-    bool,
-    typer.Option("--elastic", help="Go on when ranks die, are stopped, or join (unisono join), with those there are."),
+    bool, Option("--elastic", help="Go on when ranks die, are stopped, or join (unisono join), with those there are.")
 ]
-MinRanksOption = Annotated[int, typer.Option(help="Ranks below which an elastic run ends.")]
-HostsOption = Annotated[str, typer.Option(help="Hosts of an elastic run, with as many ranks each: a,b,c.")]
+MinRanksOption = Annotated[int, Option(help="Ranks below which an elastic run ends.")]
+HostsOption = Annotated[str, Option(help="Hosts of an elastic run, with as many ranks each: a,b,c.")]
 
 
 def check_elastic(elastic: bool, least: int, hosts: str) -> None:
@@ -34,48 +29,42 @@ def check_elastic(elastic: bool, least: int, hosts: str) -> None:
         raise UsageError(f"--hosts {hosts}: it names no host; give them as in a,b,c")
 
 
-def train_elastically(
-    recipe: Recipe, home: Path, first: Sequence[str], later: Sequence[str], ranks: int, least: int, hosts: str
+def run_elastically(
+    home: Path,
+    first: Sequence[str],
+    later: Sequence[str],
+    ranks: int,
+    least: int,
+    hosts: str,
+    recipe: Recipe | None = None,
 ) -> int:
-    """Train a recipe with ranks that may die, be stopped or join. Return the exit code.
+    """Train a recipe, or run a program, with ranks that may die, be stopped or join. Return the exit code.
 
     `first` are the arguments of the ranks that begin, `later` those of ranks that go on.
     """
     from unisono.elastic.generations import ElasticRun
+    from unisono.elastic.supervisor import Supervisor
 
-    if not is_user_function(recipe.rule.name) and has_servers(make_rule(recipe)):
+    if recipe is not None and not is_user_function(recipe.rule.name) and has_servers(make_rule(recipe)):
         raise UsageError(
             f"--elastic: rule {recipe.rule.name!r} has servers, which only Open MPI lets go on after a death"
         )
-    fixed = recipe.training.virtual_ranks
+    fixed = recipe is None or recipe.training.virtual_ranks
     note = "" if fixed else "; without training.virtual_ranks, the numbers depend on how many ranks there are"
-    return _supervise(ElasticRun(home, first, later, recipe=recipe), ranks, least, hosts, note)
-
-
-def run_elastically(home: Path, arguments: Sequence[str], ranks: int, least: int, hosts: str) -> int:
-    """Run a program with ranks that may die, be stopped or join. Return the exit code."""
-    from unisono.elastic.generations import ElasticRun
-
-    return _supervise(ElasticRun(home, arguments, arguments), ranks, least, hosts)
-
-
-def _supervise(run: ElasticRun, ranks: int, least: int, hosts: str, note: str = "") -> int:
-    from unisono.elastic.supervisor import Supervisor
-
     refuse_launcher("--elastic starts the ranks itself, on the hosts of --hosts: call it without a launcher")
     if not 1 <= least <= ranks:
         raise UsageError(f"--min-ranks {least}: it is a number from 1 to {ranks}, the ranks at the start")
     named = [host for host in hosts.split(",") if host]
-    supervisor = Supervisor(replace(run, least=least, hosts=named), ranks)
-    make_folder(run.home)
-    print(f"elastic, into {run.home}; more ranks: unisono join {run.home}{note}", flush=True)
+    supervisor = Supervisor(ElasticRun(home, first, later, least, named, recipe=recipe), ranks)
+    make_folder(home)
+    print(f"elastic, into {home}; more ranks: unisono join {home}{note}", flush=True)
     return supervisor.play()
 
 
 def join(
-    run: Annotated[Path, typer.Argument(help="Folder of a run that was started with --elastic.")],
+    run: Annotated[Path, Argument(help="Folder of a run that was started with --elastic.")],
     ranks: Annotated[
-        int, typer.Option("--ranks", "-n", help="Ranks of this machine that join; a negative number: that leave.")
+        int, Option("--ranks", "-n", help="Ranks of this machine that join; a negative number: that leave.")
     ] = 1,
 ) -> None:
     """Add ranks of this machine to an elastic run, or take some away: all save, and go on at the next step.

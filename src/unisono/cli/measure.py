@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
 from unisono.cli.ranks import RanksOption, join, printer, start_ranks, write, write_text
 from unisono.errors import UsageError
@@ -20,11 +20,11 @@ MIN_SECONDS = 5.0
 
 
 def probe(
-    output: Annotated[Path, typer.Argument(help="Output file for the machine, OUT.toml.")],
-    seconds: Annotated[float, typer.Option(help="Seconds that all measurements may take.")] = 60.0,
-    disk: Annotated[Path | None, typer.Option(help="Folder, on every node, whose file system is read from.")] = None,
-    name: Annotated[str, typer.Option(help="Name of the machine; default: its host, nodes and ranks.")] = "",
-    device: Annotated[str, typer.Option(help="Device of each rank, as compute.device of a recipe.")] = HOST,
+    output: Annotated[Path, Argument(help="Output file for the machine, OUT.toml.")],
+    seconds: Annotated[float, Option(help="Seconds that all measurements may take.")] = 60.0,
+    disk: Annotated[Path | None, Option(help="Folder, on every node, whose file system is read from.")] = None,
+    name: Annotated[str, Option(help="Name of the machine; default: its host, nodes and ranks.")] = "",
+    device: Annotated[str, Option(help="Device of each rank, as compute.device of a recipe.")] = HOST,
     ranks: RanksOption = None,
 ) -> None:
     """Measure products, memory, links, collectives, disk and decoding, and write them as a machine file.
@@ -45,12 +45,16 @@ def probe(
     from unisono.measure.player import probe as measure
     from unisono.transports.signals import is_compiled
 
+    def check_folder() -> None:
+        if disk is not None and not disk.is_dir():
+            raise UsageError(f"--disk {disk}: there is no such folder")
+
     open_device(device, local_rank_started(os.environ))
     world = join("probe", alone=True)
     log = printer(world)
     with world.agree_on_errors():
         place = device_of_rank(device, world)
-        world.call_on_all(lambda: _check_folder(disk))
+        world.call_on_all(check_folder)
         world.call_on_root(lambda: machine_at(output))  # what it would replace
     write(world, output, partial(check_writable, output))  # known before anything is measured
 
@@ -64,9 +68,9 @@ def probe(
 
 
 def tune(
-    output: Annotated[Path, typer.Option(help="Output file, a machine.")] = Path("unisono-table.toml"),
+    output: Annotated[Path, Option(help="Output file, a machine.")] = Path("unisono-table.toml"),
     ranks: RanksOption = None,
-    largest: Annotated[int, typer.Option(help="Largest payload to time, in bytes.")] = 256 << 20,
+    largest: Annotated[int, Option(help="Largest payload to time, in bytes.")] = 256 << 20,
 ) -> None:
     """Measure the links, time the schedules, and write a machine file with the table by which "auto" chooses.
 
@@ -91,29 +95,20 @@ def tune(
     log(f"wrote {output}; use it with UNISONO_TABLE={output.resolve()} or unisono.init(table=...)")
 
 
-def _check_folder(disk: Path | None) -> None:
-    if disk is not None and not disk.is_dir():
-        raise UsageError(f"--disk {disk}: there is no such folder")
-
-
 def lab(
-    command: Annotated[list[str], typer.Argument(help="Command that every rank runs, after '--'.")],
-    hosts: Annotated[int, typer.Option(help="Number of hosts per supernode.")],
-    rate: Annotated[str, typer.Option(help="Rate of a host's link, each way, in kbit, mbit or gbit: 200mbit.")],
-    supernodes: Annotated[int, typer.Option(help="Number of supernodes (switches, joined by a core switch).")] = 1,
+    command: Annotated[list[str], Argument(help="Command that every rank runs, after '--'.")],
+    hosts: Annotated[int, Option(help="Number of hosts per supernode.")],
+    rate: Annotated[str, Option(help="Rate of a host's link, each way, in kbit, mbit or gbit: 200mbit.")],
+    supernodes: Annotated[int, Option(help="Number of supernodes (switches, joined by a core switch).")] = 1,
     oversubscribe: Annotated[
-        float, typer.Option(help="Sum of a switch's host rates, divided by the rate of its uplink.")
+        float, Option(help="Sum of a switch's host rates, divided by the rate of its uplink.")
     ] = 1.0,
-    ranks_per_host: Annotated[int, typer.Option(help="Number of ranks per host.")] = 1,
+    ranks_per_host: Annotated[int, Option(help="Number of ranks per host.")] = 1,
     slow_hosts: Annotated[
         list[str] | None,
-        typer.Option(
-            "--slow-host", help="NUMBER:FACTOR, the link of that host is that many times slower. May be repeated."
-        ),
+        Option("--slow-host", help="NUMBER:FACTOR, the link of that host is that many times slower. May be repeated."),
     ] = None,
-    mpiexec: Annotated[
-        Path | None, typer.Option(help="MPI launcher; default: the one of this Python environment.")
-    ] = None,
+    mpiexec: Annotated[Path | None, Option(help="MPI launcher; default: the one of this Python environment.")] = None,
 ) -> None:
     """Run a command on an emulated cluster: hosts are network namespaces, links are shaped. Needs root."""
     from unisono.lab.cluster import run
@@ -121,4 +116,4 @@ def lab(
 
     slow = tuple(map(parse_slow_host, slow_hosts or ()))
     cluster = Lab(supernodes, hosts, parse_rate(rate), oversubscribe, ranks_per_host, slow)
-    raise typer.Exit(run(cluster, mpiexec or find_mpiexec(), command))
+    raise Exit(run(cluster, mpiexec or find_mpiexec(), command))

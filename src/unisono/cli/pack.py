@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
 from unisono.errors import UsageError
 from unisono.formats import parse_bytes
@@ -15,35 +15,30 @@ if TYPE_CHECKING:
     from unisono.data.sources import Splits
 
 MAX_LISTED = 10
-"""Number of skipped samples that are listed one by one."""
 
 
 def pack(
     source: Annotated[
         Path | None,
-        typer.Argument(
+        Argument(
             help="Folders of classes, IDX or CIFAR files, tar shards, Arrow data set, table of paths and labels, "
             "or texts: files, JSON lines, Parquet, an npy file of tokens."
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Argument(help="Output folder; a data set with splits gets a subfolder for each.")
+        Path | None, Argument(help="Output folder; a data set with splits gets a subfolder for each.")
     ] = None,
     short_side: Annotated[
-        int, typer.Option(min=0, help="Short side in pixels to which larger images are reduced; 0: keep all sizes.")
+        int, Option(min=0, help="Short side in pixels to which larger images are reduced; 0: keep all sizes.")
     ] = 256,
-    stripes: Annotated[int, typer.Option(min=1, help="Minimum number of stripes (files).")] = 32,
+    stripes: Annotated[int, Option(min=1, help="Minimum number of stripes (files).")] = 32,
     stripe_size: Annotated[
-        str, typer.Option(help="Maximum size of a stripe, in bytes of source data: 256MB, 1GiB.")
+        str, Option(help="Maximum size of a stripe, in bytes of source data: 256MB, 1GiB.")
     ] = "256MB",
-    quality: Annotated[int, typer.Option(min=1, max=100, help="Quality of encoded JPEGs.")] = 90,
-    window: Annotated[
-        int, typer.Option(min=1, help="Texts: tokens of a sample, each of which predicts the next.")
-    ] = 128,
-    tokenizer: Annotated[
-        str, typer.Option(help="Texts: bytes, or a tokenizer.json of Hugging Face's tokenizers.")
-    ] = "bytes",
-    describe: Annotated[Path | None, typer.Option(help="Folder of a pack to describe, instead of packing.")] = None,
+    quality: Annotated[int, Option(min=1, max=100, help="Quality of encoded JPEGs.")] = 90,
+    window: Annotated[int, Option(min=1, help="Texts: tokens of a sample, each of which predicts the next.")] = 128,
+    tokenizer: Annotated[str, Option(help="Texts: bytes, or a tokenizer.json of Hugging Face's tokenizers.")] = "bytes",
+    describe: Annotated[Path | None, Option(help="Folder of a pack to describe, instead of packing.")] = None,
 ) -> None:
     """Pack a data set into a few large Arrow files, from which training loads it into memory.
 
@@ -69,7 +64,7 @@ def pack(
 
     options = PackOptions(short_side, stripes, parse_bytes(stripe_size, "--stripe-size "), quality)
     skipped = _pack(find(source, TextOptions(window, tokenizer)), out, options)
-    raise typer.Exit(1 if skipped else 0)
+    raise Exit(1 if skipped else 0)
 
 
 def _pack(parts: Splits, out: Path, options: PackOptions) -> int:

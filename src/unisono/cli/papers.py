@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
 from unisono.errors import UsageError
 
@@ -17,17 +18,14 @@ if TYPE_CHECKING:
 
 
 def papers(
-    figures: Annotated[
-        list[str] | None, typer.Argument(help="Figures, as dimd-figure-7; with none, all are listed.")
-    ] = None,
+    figures: Annotated[list[str] | None, Argument(help="Figures, as dimd-figure-7; with none, all are listed.")] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure ours on this machine; what has been measured is not repeated.")
+        bool, Option("--measure", help="Measure ours on this machine; what has been measured is not repeated.")
     ] = False,
     picture: Annotated[
-        Path | None,
-        typer.Option(help="Output file for theirs beside ours; its suffix sets the format: svg, png, pdf."),
+        Path | None, Option(help="Output file for theirs beside ours; its suffix sets the format: svg, png, pdf.")
     ] = None,
-    folder: Annotated[Path, typer.Option(help="Folder of what is measured here.")] = Path("papers"),
+    folder: Annotated[Path, Option(help="Folder of what is measured here.")] = Path("papers"),
 ) -> None:
     """Print the papers' tables and figures: theirs, ours predicted, ours measured, and the commands that repeat them.
 
@@ -44,24 +42,16 @@ def papers(
     failed = measure and _measure(chosen, folder)
     shown = [with_own(figure, folder) for figure in chosen]
     if picture is not None:
-        _draw(shown[0], picture)
+        from unisono.papers.picture import draw
+        from unisono.view.chart import write_drawing
+
+        write_drawing(picture, partial(draw, shown[0]), "--picture")
     if figures:
         print("\n\n".join("\n".join(report(figure)) for figure in shown))
     else:
         print("\n".join(listing(shown)))
     if failed:
-        raise typer.Exit(1)
-
-
-def _draw(figure: PaperFigure, path: Path) -> None:
-    from unisono.papers.picture import draw
-    from unisono.view.chart import write_picture
-
-    try:
-        drawn = draw(figure, path.suffix.removeprefix(".") or "svg")
-    except ValueError as error:  # no such format
-        raise UsageError(f"--picture {path}: {error}") from error
-    write_picture(path, drawn, "--picture")
+        raise Exit(1)
 
 
 def _measure(figures: Sequence[PaperFigure], folder: Path) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import typer
+from typer import Argument, Option
 
 from unisono.errors import UsageError
 from unisono.formats import MAX_DIGITS
@@ -46,41 +46,35 @@ def paused_collection() -> Iterator[None]:
 def plan(
     recipe: Annotated[
         Path | None,
-        typer.Argument(
+        Argument(
             help="Recipe, a TOML file or a name such as digits: its network, batch, rule, exchange, optimizer and data."
         ),
     ] = None,
-    machine: Annotated[str | None, typer.Option(help="Name of a machine, or its TOML file.")] = None,
-    nodes: Annotated[str, typer.Option(help="Numbers of nodes: 1,2,4, or 1,2,4,...,1024 with the same factor.")] = "1",
-    model: Annotated[
-        str | None, typer.Option(help="Name of a network, or module:function, in place of a recipe.")
-    ] = None,
+    machine: Annotated[str | None, Option(help="Name of a machine, or its TOML file.")] = None,
+    nodes: Annotated[str, Option(help="Numbers of nodes: 1,2,4, or 1,2,4,...,1024 with the same factor.")] = "1",
+    model: Annotated[str | None, Option(help="Name of a network, or module:function, in place of a recipe.")] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set",
             help="Value of a key of the recipe, training.batch=256, or of its samples: samples.shape=3x224x224, "
             "classes, train, test, bytes, pixels. May be repeated.",
         ),
     ] = None,
-    ranks_per_node: Annotated[int, typer.Option(help="Ranks of a node, which share its computing.")] = 1,
+    ranks_per_node: Annotated[int, Option(help="Ranks of a node, which share its computing.")] = 1,
     what_if: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="Change, shown beside the plan without it: bandwidth=2x, exchange.wire=bfloat16; several together "
             "with commas. May be repeated."
         ),
     ] = None,
-    worthwhile: Annotated[
-        float, typer.Option(help="Speedup that each further node must add for more nodes to pay.")
-    ] = 0.5,
-    layers: Annotated[
-        bool, typer.Option("--layers", help="Print a table of the layers for each number of nodes.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    chart: Annotated[Path | None, typer.Option(help="Output file for a chart of the speedup, SVG.")] = None,
+    worthwhile: Annotated[float, Option(help="Speedup that each further node must add for more nodes to pay.")] = 0.5,
+    layers: Annotated[bool, Option("--layers", help="Print a table of the layers for each number of nodes.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
+    chart: Annotated[Path | None, Option(help="Output file for a chart of the speedup, SVG.")] = None,
     check: Annotated[
-        Path | None, typer.Option(help="Folder of a run that has ended: its prediction beside what was measured.")
+        Path | None, Option(help="Folder of a run that has ended: its prediction beside what was measured.")
     ] = None,
 ) -> None:
     """Predict the step, speedup, memory and bottleneck of a run on each number of nodes, before it starts."""
@@ -119,8 +113,6 @@ def plan(
 
 
 class _Planned(NamedTuple):
-    """Plan of a run: a title, and its rows."""
-
     title: str
     run: PlannedRun
     rows: list[RunPlan]
@@ -175,7 +167,6 @@ def _data(before: _Planned, after: Mapping[str, _Planned], least: float, layers:
 
 
 def _check(run: Path, as_json: bool, extra: str | Path | None) -> None:
-    """Print the prediction of a run beside its measurement, part by part."""
     if extra is not None:
         raise UsageError(f"--check {run} takes the plan of that run: omit {extra}, all options but --json")
     from unisono.foresight.compare import check_data, check_lines
@@ -209,12 +200,12 @@ def _number(text: str) -> int:
 
 
 def foresight(
-    ledger: Annotated[Path, typer.Argument(help="Ledger of runs.")] = Path("runs/ledger.jsonl"),
+    ledger: Annotated[Path, Argument(help="Ledger of runs.")] = Path("runs/ledger.jsonl"),
     by: Annotated[
-        str, typer.Option(help="Label that groups runs: version, rule, model, machine, ranks, ..., or one of your own.")
+        str, Option(help="Label that groups runs: version, rule, model, machine, ranks, ..., or one of your own.")
     ] = "version",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    chart: Annotated[Path | None, typer.Option(help="Output file for a chart of calibration, SVG.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
+    chart: Annotated[Path | None, Option(help="Output file for a chart of calibration, SVG.")] = None,
 ) -> None:
     """Compare the predicted steps of runs with the measured ones: errors, coverage of the intervals, worst runs."""
     from unisono.foresight.ledger import changed_seals, check_label, ledger_data, ledger_lines, read

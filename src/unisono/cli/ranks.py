@@ -26,21 +26,23 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import typer
+from typer import Exit, Option
 
 from unisono import witness
 from unisono.errors import LaunchError, UsageError
 from unisono.files import naming_os_errors, write_atomically
 from unisono.launch import (
     RANK_VARIABLES,
+    SURVIVAL,
     available_cores,
     cores,
     find_mpiexec,
+    is_open_mpi,
+    keep_memory,
     launch_command,
     launch_environment,
     rank_started,
     ranks_started,
-    survival_options,
     timeout_of,
 )
 from unisono.startup import Startup
@@ -53,8 +55,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 RanksOption = Annotated[
-    int | None,
-    typer.Option("--ranks", help="Number of ranks to start on this machine; ignored under mpiexec or srun."),
+    int | None, Option("--ranks", help="Number of ranks to start on this machine; ignored under mpiexec or srun.")
 ]
 
 
@@ -101,19 +102,13 @@ class OptionalOutput(io.FileIO):
             sys.stdout = io.TextIOWrapper(file, out.encoding, out.errors, line_buffering=out.line_buffering)
 
 
-RELAY_SECONDS = 1.0
-"""Seconds in which the last output of ranks that have ended arrives."""
-
-
 def _relay(source: int) -> None:
-    """Write what arrives from the ranks to the standard output."""
     while chunk := os.read(source, 1 << 16):
         sys.stdout.buffer.write(chunk)
         sys.stdout.flush()
 
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that request the end of a run."""
 
 PASSED_ON = {signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM, signal.SIGUSR1: signal.SIGUSR1}
 """Signals to this process, and those that are sent to the ranks in their place."""
@@ -156,7 +151,15 @@ def start_ranks(ranks: int | None) -> None:
     """
     check_ranks(ranks)
     if ranks_started(os.environ) is None:
-        raise typer.Exit(launch(ranks or max(2, cores())))
+        raise Exit(launch(ranks or max(2, cores())))
+
+
+def start_several(ranks: int, timeout: float | None) -> None:
+    """Start this command on `ranks` ranks, and exit with its code; one rank is this process. Nothing in a rank."""
+    if ranks_started(os.environ) is None:
+        if ranks > 1:
+            raise Exit(launch(ranks, timeout))
+        keep_memory()
 
 
 def launch(
@@ -171,8 +174,7 @@ def launch(
     """
     available_cores()  # an error in its variable is reported before there are ranks
     mpiexec, limit = find_mpiexec(), timeout_of(timeout)
-    able = survival_options(mpiexec) if survives else ()
-    options = able if able and survives and survives() else ()
+    options = SURVIVAL if survives and is_open_mpi(mpiexec) and survives() else ()
     command = launch_command(mpiexec, ranks, sys.argv[1:], options)
     environment = {**ON_THIS_MACHINE, **launch_environment(os.environ, sys.stdout.isatty())}
     output = subprocess.PIPE if relays and sys.stdout is not None and not sys.stdout.isatty() else None
@@ -201,7 +203,7 @@ def launch(
         with closing(StartSign(ranks)) as sign:
             code = _wait(process, received, startup, sign)
         if relay:
-            relay.join(RELAY_SECONDS)  # a process that was left behind may hold the other end
+            relay.join(1.0)  # the last output arrives; a process that was left behind may hold the other end
         code = startup.finish(any(signum in STOP_SIGNALS for signum in received), code, listener, bool(options))
     return exit_code(code, received)
 
@@ -267,12 +269,7 @@ def init_ranks(timeout: float | None = None) -> World:
 
 def printer(world: World) -> Callable[[str], None]:
     """Return a function that prints a line on rank 0."""
-
-    def log(line: str) -> None:
-        if world.rank == 0:
-            print(line, flush=True)
-
-    return log
+    return partial(print, flush=True) if world.rank == 0 else lambda _: None
 
 
 def write_text(world: World, path: Path, text: str) -> None:
@@ -336,7 +333,6 @@ class Shutdown:
         sys.exit(code)
 
     def _abort(self, what: str, code: int) -> None:
-        """End all ranks, and say what has happened to this one."""
         rank = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "?")
         witness.report_abort(f"unisono: rank {rank} of {self._size} {what}: all ranks end\n")
         mpi = sys.modules.get("unisono.mpi")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
 from unisono.cli.elastic import ElasticOption, HostsOption, MinRanksOption, check_elastic, run_elastically
 from unisono.cli.ranks import count_ranks, launch
@@ -42,43 +41,33 @@ def both_spellings(*names: str) -> tuple[str, ...]:
     return tuple(f"--{name}" for given in names for name in dict.fromkeys((given, given.replace("-", "_"))))
 
 
-def check_torchrun(given: Mapping[str, str]) -> None:
-    """Check the values of torchrun's options. Raises UsageError with the remedy for one that is refused."""
-    for name, value in given.items():
-        accepted, remedy = REFUSED[name]
-        if value not in accepted:
-            raise UsageError(f"--{name.replace('_', '-')} {value}: {remedy}")
-
-
 def run(
-    program: Annotated[str, typer.Argument(help="Program; with -m, a module.")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments of the program.")] = None,
+    program: Annotated[str, Argument(help="Program; with -m, a module.")],
+    arguments: Annotated[list[str] | None, Argument(help="Arguments of the program.")] = None,
     ranks: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--ranks",
             "-n",
             *both_spellings("nproc-per-node"),
             help="Number of ranks to start on this machine; default: one per core, at least 2.",
         ),
     ] = None,
-    module: Annotated[bool, typer.Option("-m", "--module", help="Run PROGRAM as a module.")] = False,
+    module: Annotated[bool, Option("-m", "--module", help="Run PROGRAM as a module.")] = False,
     backend_for: Annotated[
-        str, typer.Option(help="Backends that the unisono backend replaces, separated by commas.")
+        str, Option(help="Backends that the unisono backend replaces, separated by commas.")
     ] = "gloo,mpi",
     elastic: ElasticOption = False,
     min_ranks: MinRanksOption = 1,
     hosts: HostsOption = "",
-    resume: Annotated[Path | None, typer.Option(help="Folder of an elastic run that goes on.")] = None,
-    nnodes: Annotated[str, typer.Option("--nnodes", hidden=True)] = "1",
-    node_rank: Annotated[str, typer.Option(*both_spellings("node-rank"), hidden=True)] = "0",
-    max_restarts: Annotated[str, typer.Option(*both_spellings("max-restarts"), hidden=True)] = "0",
-    _standalone: Annotated[bool, typer.Option("--standalone", hidden=True)] = False,
+    resume: Annotated[Path | None, Option(help="Folder of an elastic run that goes on.")] = None,
+    nnodes: Annotated[str, Option("--nnodes", hidden=True)] = "1",
+    node_rank: Annotated[str, Option(*both_spellings("node-rank"), hidden=True)] = "0",
+    max_restarts: Annotated[str, Option(*both_spellings("max-restarts"), hidden=True)] = "0",
+    _standalone: Annotated[bool, Option("--standalone", hidden=True)] = False,
     _rendezvous: Annotated[
         list[str] | None,
-        typer.Option(
-            *both_spellings("rdzv-backend", "rdzv-endpoint", "rdzv-id", "master-addr", "master-port"), hidden=True
-        ),
+        Option(*both_spellings("rdzv-backend", "rdzv-endpoint", "rdzv-id", "master-addr", "master-port"), hidden=True),
     ] = None,
 ) -> None:
     """Run a program written for torchrun, unmodified. Inside mpiexec or srun, this process is one of its ranks.
@@ -89,43 +78,37 @@ def run(
     accepted.
     """
     check_elastic(elastic, min_ranks, hosts)
-    check_torchrun({"nnodes": nnodes, "node_rank": node_rank, "max_restarts": max_restarts})
+    for name, value in (("nnodes", nnodes), ("node_rank", node_rank), ("max_restarts", max_restarts)):
+        accepted, remedy = REFUSED[name]
+        if value not in accepted:
+            raise UsageError(f"--{name.replace('_', '-')} {value}: {remedy}")
     if not module and not Path(program).is_file():
         remedy = "" if program.endswith(".py") or "/" in program else f"; run a module with: unisono run -m {program}"
         raise UsageError(f"there is no program {Path(program).absolute()}{remedy}")
     count = count_ranks(ranks, max(2, cores()))
-    if (name := os.environ.get(NAME_VARIABLE)) not in (None, "", NAME):
-        raise UsageError(f"{NAME_VARIABLE}={name}: it is {NAME}, or not set")
+    if (answer := os.environ.get(NAME_VARIABLE)) not in (None, "", NAME):
+        raise UsageError(f"{NAME_VARIABLE}={answer}: it is {NAME}, or not set")
     if resume is not None and not (elastic and checkpoint_names(resume / run_directory.CHECKPOINTS)):
         raise UsageError(f"--resume {resume}: there is no checkpoint in it" if elastic else "--resume needs --elastic")
-    if module and not _is_there(program.partition(".")[0]):
+    package = program.partition(".")[0]  # looked for, but not imported
+    if module and not (package and (PathFinder.find_spec(package, [str(Path.cwd())]) or find_spec(package))):
         raise UsageError(f"there is no module {program}, neither in {Path.cwd()} nor installed")
     if elastic:
         home = resume or run_directory.new_folder(Path(program).stem)
         command = ["run", *["-m"] * module, f"--backend-for={backend_for}", program, *(arguments or [])]
-        raise typer.Exit(run_elastically(home, command, count, min_ranks, hosts))
+        raise Exit(run_elastically(home, command, command, count, min_ranks, hosts))
     if ranks_started(os.environ) is None:
         if ranks is not None and ranks > cores():
             print(f"unisono: {ranks} ranks take turns on {cores()} cores; fewer would be faster", file=sys.stderr)
-        raise typer.Exit(launch(count))
-    _run_as_rank(
-        program, module, arguments or [], {name.strip().lower() for name in backend_for.split(",") if name.strip()}
-    )
-
-
-def _is_there(module: str) -> bool:
-    """Return True for a module in the current folder, or an installed one; it is not imported."""
-    return bool(module) and bool(PathFinder.find_spec(module, [str(Path.cwd())]) or find_spec(module))
-
-
-def _run_as_rank(program: str, module: bool, arguments: list[str], backends: set[str]) -> None:
+        raise Exit(launch(count))
     from unisono.torch_backend.mpi_job import mpi_job
     from unisono.torch_backend.program import run_program
     from unisono.uncaught import frames_of_program
 
+    backends = {name.strip().lower() for name in backend_for.split(",") if name.strip()}
     world = mpi_job().world
     try:
-        run_program(world, program, module, arguments, backends)
+        run_program(world, program, module, arguments or [], backends)
     except Exception as error:  # the program's, whatever it is: a traceback, and the end of all ranks
         if SURVIVORS_VARIABLE in os.environ:
             raise  # perhaps the death of another, after which this process goes on

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
-from unisono.cli.ranks import count_ranks, init_ranks, launch, printer
+from unisono.cli.ranks import count_ranks, init_ranks, printer, start_several
 from unisono.data.pack import check_installed
 from unisono.errors import UsageError
 from unisono.launch import cores, keep_memory, local_rank_started, ranks_started
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run: Annotated[Path, Argument(help="Folder of a run.")],
     pack: Annotated[
         Path | None,
-        typer.Option(help="Another pack with the same classes or tokens; default: the test set of the run's data."),
+        Option(help="Another pack with the same classes or tokens; default: the test set of the run's data."),
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option(help="Number of ranks; default: that of the run, but at most one for each core.")
+        int | None, Option(help="Number of ranks; default: that of the run, but at most one for each core.")
     ] = None,
     throughput: Annotated[
-        bool, typer.Option("--throughput", help="Time forward passes on rank 0, at batch sizes 1 to 256.")
+        bool, Option("--throughput", help="Time forward passes on rank 0, at batch sizes 1 to 256.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Output folder of the files; default: the run's.")] = None,
+    out: Annotated[Path | None, Option(help="Output folder of the files; default: the run's.")] = None,
     device: Annotated[
-        str | None, typer.Option(help="Device of each rank, as compute.device of a recipe; default: that of the run.")
+        str | None, Option(help="Device of each rank, as compute.device of a recipe; default: that of the run.")
     ] = None,
 ) -> None:
     """Evaluate the newest checkpoint of a run on a test set.
@@ -46,11 +46,7 @@ def evaluate(
     Starts the ranks; inside mpiexec or srun, this process is one of them. The results do not depend on their number.
     """
     recipe = run_directory.past_recipe(run)
-    started, count = ranks_started(os.environ), count_ranks(ranks, min(recipe.ranks, cores()))
-    if started is None and count > 1:
-        raise typer.Exit(launch(count, recipe.training.timeout or None))
-    if started is None:
-        keep_memory()
+    start_several(count_ranks(ranks, min(recipe.ranks, cores())), recipe.training.timeout or None)
     from unisono.device import open_device
     from unisono.training.scoring.evaluate import evaluate as evaluate_on_rank
     from unisono.training.scoring.evaluate import write_files
@@ -60,8 +56,7 @@ def evaluate(
     log = printer(world)
     with world.agree_on_errors():
         evaluation, facts = evaluate_on_rank(run, world, pack, throughput, log, device)
-        target = run if out is None else out
-        files = world.call_on_root(lambda: write_files(evaluation, facts, target))
+        files = world.call_on_root(lambda: write_files(evaluation, facts, out or run))
     if world.rank == 0:
         _print(evaluation)
     log("; ".join(filter(None, ("wrote " + " and ".join(map(str, files)), evaluation.remark))))
@@ -69,7 +64,6 @@ def evaluate(
 
 
 def _print(evaluation: Evaluation) -> None:
-    """Print the measures, and under them the throughput if it was measured."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -90,17 +84,15 @@ def _print(evaluation: Evaluation) -> None:
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    files: Annotated[
-        list[Path], typer.Argument(help="Files of the kind that the run was trained on: images, audio, texts.")
-    ],
-    top: Annotated[int, typer.Option(help="Number of classes, or of next tokens, to print.")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    run: Annotated[Path, Argument(help="Folder of a run.")],
+    files: Annotated[list[Path], Argument(help="Files of the kind that the run was trained on: images, audio, texts.")],
+    top: Annotated[int, Option(help="Number of classes, or of next tokens, to print.")] = 3,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
     tokenizer: Annotated[
-        str, typer.Option(help="Texts whose tokens are not bytes: the tokenizer.json that they were packed with.")
+        str, Option(help="Texts whose tokens are not bytes: the tokenizer.json that they were packed with.")
     ] = "",
     device: Annotated[
-        str | None, typer.Option(help="Device as compute.device of a recipe; default: that of the run.")
+        str | None, Option(help="Device as compute.device of a recipe; default: that of the run.")
     ] = None,
 ) -> None:
     """Print the most probable classes of files, by the newest checkpoint of a run.
@@ -139,43 +131,37 @@ def predict(
     if as_json:
         print(json.dumps([{"file": str(prediction.file), **prediction.data} for prediction in predictions], indent=1))
     if any(prediction.broken for prediction in predictions):
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def accuracy(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of one or more runs.")],
+    runs: Annotated[list[Path], Argument(help="Folders of one or more runs.")],
     output: Annotated[
         Path | None,
-        typer.Option(
-            help="Output file; its suffix sets the format: svg, png, pdf. Default: accuracy.svg, perplexity.svg."
-        ),
+        Option(help="Output file; its suffix sets the format: svg, png, pdf. Default: accuracy.svg, perplexity.svg."),
     ] = None,
-    loss: Annotated[bool, typer.Option("--loss", help="Draw the loss of the test set.")] = False,
+    loss: Annotated[bool, Option("--loss", help="Draw the loss of the test set.")] = False,
 ) -> None:
     """Draw the test accuracy of runs, top-1 and top-5, against wall-clock time and against epochs.
 
     Runs on texts have their test perplexity drawn.
     """
     from unisono.training.measures import LOSS, curves_of, draw, summarize
-    from unisono.view.chart import write_picture
+    from unisono.view.chart import write_drawing
 
     curves = curves_of(runs, LOSS if loss else None)
-    output = output or Path(f"{curves[0].measure.name}.svg")
     for curve in curves:
         print(summarize(curve))
-    try:
-        picture = draw(curves, form=output.suffix.removeprefix(".") or "svg")
-    except ValueError as error:  # no such format
-        raise UsageError(f"--output {output}: {error}") from error
-    write_picture(output, picture, "--output")
+    output = output or Path(f"{curves[0].measure.name}.svg")
+    write_drawing(output, lambda form: draw(curves, form=form), "--output")
 
 
 def audit(
-    run: Annotated[Path, typer.Argument(help="Folder of a run that was trained with audit.chain=true.")],
-    step: Annotated[int | None, typer.Option(help="Number of the step; default: the last one.")] = None,
+    run: Annotated[Path, Argument(help="Folder of a run that was trained with audit.chain=true.")],
+    step: Annotated[int | None, Option(help="Number of the step; default: the last one.")] = None,
     ranks: Annotated[
         int | None,
-        typer.Option("--ranks", "-n", help="Number of ranks; default: that of the run, but at most one for each core."),
+        Option("--ranks", "-n", help="Number of ranks; default: that of the run, but at most one for each core."),
     ] = None,
 ) -> None:
     """Recompute a step of a run with virtual ranks, from the nearest checkpoint before it, on any number of ranks.
@@ -188,12 +174,9 @@ def audit(
     recipe = run_directory.recipe_of(run, [])
     if not recipe.training.virtual_ranks:
         raise UsageError(f"{run} has no virtual ranks: only with them has a step the same bits on any ranks")
-    started, count = ranks_started(os.environ), count_ranks(ranks, min(recipe.ranks, cores()))
+    count = count_ranks(ranks, min(recipe.ranks, cores()))
     check_run(recipe, count)
-    if started is None and count > 1:
-        raise typer.Exit(launch(count, recipe.training.timeout or None))
-    if started is None:
-        keep_memory()
+    start_several(count, recipe.training.timeout or None)
     from unisono.training.recompute import recompute
 
     world = init_ranks(recipe.training.timeout or None)
@@ -202,4 +185,4 @@ def audit(
     printer(world)(verdict)
     world.barrier()  # a rank that is stopped here is still reported; afterwards a launcher ends the others
     if not same:
-        raise typer.Exit(1)
+        raise Exit(1)

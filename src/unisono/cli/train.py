@@ -8,11 +8,11 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
-from unisono.cli.elastic import ElasticOption, HostsOption, MinRanksOption, check_elastic, train_elastically
+from unisono.cli.elastic import ElasticOption, HostsOption, MinRanksOption, check_elastic, run_elastically
 from unisono.cli.ranks import OptionalOutput, count_ranks, init_ranks, launch, refuse_launcher
 from unisono.errors import UsageError
 from unisono.launch import keep_memory, local_rank_started, rank_started, ranks_started
@@ -24,46 +24,43 @@ from unisono.training.run_directory import report_if_finished
 from unisono.user_function import is_user_function
 from unisono.witness import LISTENER_VARIABLE
 
+RecipeArgument = Annotated[
+    Path | None, Argument(help="Recipe: a TOML file, or a name such as digits. Not needed with --resume.")
+]
+
 
 def train(
-    recipe: Annotated[
-        Path | None, typer.Argument(help="Recipe: a TOML file, or a name such as digits. Not needed with --resume.")
-    ] = None,
-    ranks: Annotated[
-        int | None, typer.Option("--ranks", "-n", help="Number of ranks; default: that of the recipe.")
-    ] = None,
+    recipe: RecipeArgument = None,
+    ranks: Annotated[int | None, Option("--ranks", "-n", help="Number of ranks; default: that of the recipe.")] = None,
     changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Value of a key of the recipe: training.epochs=3. May be repeated."),
+        list[str] | None, Option("--set", help="Value of a key of the recipe: training.epochs=3. May be repeated.")
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Folder of a run to resume.")] = None,
+    resume: Annotated[Path | None, Option(help="Folder of a run to resume.")] = None,
     replay: Annotated[
-        Path | None, typer.Option(help="Folder of an asynchronous run to replay, bit for bit, into a new run.")
+        Path | None, Option(help="Folder of an asynchronous run to replay, bit for bit, into a new run.")
     ] = None,
-    run: Annotated[Path | None, typer.Option(help="Folder of the new run; default: a new one under runs/.")] = None,
+    run: Annotated[Path | None, Option(help="Folder of the new run; default: a new one under runs/.")] = None,
     timeline: Annotated[
         Path | None,
-        typer.Option(
-            help="Output file for a trace of all threads of all ranks and of predicted steps, for ui.perfetto.dev."
-        ),
+        Option(help="Output file for a trace of all threads of all ranks and of predicted steps, for ui.perfetto.dev."),
     ] = None,
     machine: Annotated[
         str | None,
-        typer.Option(
+        Option(
             envvar="UNISONO_MACHINE",
             help="Machine, or its TOML file, for a prediction of the run before its first step.",
         ),
     ] = None,
     ledger: Annotated[
-        Path | None, typer.Option(help="Ledger of predictions and measurements; default: beside the run's folder.")
+        Path | None, Option(help="Ledger of predictions and measurements; default: beside the run's folder.")
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show the details that are otherwise in the run's log.txt alone.")
+        bool, Option("--verbose", "-v", help="Show the details that are otherwise in the run's log.txt alone.")
     ] = False,
     elastic: ElasticOption = False,
     min_ranks: MinRanksOption = 1,
     hosts: HostsOption = "",
-    memory: Annotated[Path | None, typer.Option(envvar="UNISONO_MEMORY", hidden=True)] = None,
+    memory: Annotated[Path | None, Option(envvar="UNISONO_MEMORY", hidden=True)] = None,
 ) -> None:
     """Train a network from a recipe. Starts the ranks; inside mpiexec or srun, this process is one of them.
 
@@ -92,23 +89,34 @@ def train(
         given += [f"--machine={machine}"] * (machine is not None)
         first = ["train", *given, *kept, "--resume" if resume else "--run", str(home)]
         later = ["train", *kept, "--resume", str(home)]
-        raise typer.Exit(train_elastically(settings, home, first, later, count, min_ranks, hosts))
+        raise Exit(run_elastically(home, first, later, count, min_ranks, hosts, settings))
     if started is None and count == 1:
         keep_memory()  # starts this program anew: before anything is printed
     reports = rank_started(os.environ) == 0 and LISTENER_VARIABLE not in os.environ  # else another process does
     if reports:
-        _print(notes)
+        for note in notes:
+            print(note, flush=True)
     if started is None and resume is not None and report_if_finished(resume, settings):
         return
     if reports:
         what = f"resuming {resume}" if resume else f"replaying {replay}" if replay else "training"
         where = f"{count} rank{'s' * (count > 1)}{' of this machine' * (started is None)}"
-        _print([f"{settings.name}: {what} on {where}"])  # long before PyTorch is imported
+        print(f"{settings.name}: {what} on {where}", flush=True)  # long before PyTorch is imported
     if started is None and count > 1:
         survives = partial(survives_deaths, settings) if timeline is None else None  # all ranks write it together
-        raise typer.Exit(launch(count, settings.training.timeout or None, survives, relays=True))
-    paths = {"folder": run, "resume": resume, "trace": timeline, "replay": replay, "ledger": ledger, "memory": memory}
-    _run_as_rank(settings, machine=machine or None, verbose=verbose, **paths)
+        raise Exit(launch(count, settings.training.timeout or None, survives, relays=True))
+    from unisono.device import open_device
+    from unisono.training.run import TrainOptions
+    from unisono.training.run import train as train_on_rank
+
+    open_device(settings.compute.device, local_rank_started(os.environ))
+    world = init_ranks(settings.training.timeout or None)
+    options = TrainOptions(run, resume, timeline, replay, machine or None, ledger, memory, verbose)
+    with world.agree_on_errors():
+        code = train_on_rank(settings, world, options)
+    world.barrier()  # a rank that is stopped here is still reported; afterwards a launcher ends the others
+    if code:
+        raise Exit(code)
 
 
 def _recipe(
@@ -135,11 +143,6 @@ def _recipe(
     return settings, notes
 
 
-def _print(notes: list[str]) -> None:
-    for note in notes:
-        print(note, flush=True)
-
-
 def _end_before_training(signum: int, _frame: FrameType | None) -> None:
     """End this process by a signal that came before the first step, or after the last."""
     if rank_started(os.environ) == 0:
@@ -149,34 +152,17 @@ def _end_before_training(signum: int, _frame: FrameType | None) -> None:
     os.kill(os.getpid(), signum)
 
 
-def _run_as_rank(settings: Recipe, **options: Any) -> None:
-    """Run as one of the ranks; `options` are those of `TrainOptions`."""
-    from unisono.device import open_device
-    from unisono.training.run import TrainOptions
-    from unisono.training.run import train as train_on_rank
-
-    open_device(settings.compute.device, local_rank_started(os.environ))
-    world = init_ranks(settings.training.timeout or None)
-    with world.agree_on_errors():
-        code = train_on_rank(settings, world, TrainOptions(**options))
-    world.barrier()  # a rank that is stopped here is still reported; afterwards a launcher ends the others
-    if code:
-        raise typer.Exit(code)
-
-
 def sweep(
-    recipe: Annotated[
-        Path | None, typer.Argument(help="Recipe: a TOML file, or a name such as digits. Not needed with --resume.")
-    ] = None,
+    recipe: RecipeArgument = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Key and its values: rule.every=1,4,16. May be repeated; a value has no comma."),
+        Option("--set", help="Key and its values: rule.every=1,4,16. May be repeated; a value has no comma."),
     ] = None,
-    ranks: Annotated[int | None, typer.Option(help="Number of ranks of each run; default: that of the recipe.")] = None,
+    ranks: Annotated[int | None, Option(help="Number of ranks of each run; default: that of the recipe.")] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="Folder of the sweep; default: sweeps/NAME, with the recipe's name.")
+        Path | None, Option(help="Folder of the sweep; default: sweeps/NAME, with the recipe's name.")
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Folder of a sweep to resume.")] = None,
+    resume: Annotated[Path | None, Option(help="Folder of a sweep to resume.")] = None,
 ) -> None:
     """Train each point of a grid over keys of a recipe, one run after another, and compare the runs.
 
@@ -190,7 +176,7 @@ def sweep(
     if resume is None:
         if recipe is None:
             raise UsageError("missing recipe: unisono sweep RECIPE --set KEY=a,b, or --resume FOLDER")
-        raise typer.Exit(run_session(plan_given(recipe, changes or [], ranks, folder)))
+        raise Exit(run_session(plan_given(recipe, changes or [], ranks, folder)))
     if recipe is not None or changes or ranks is not None or folder is not None:
         raise UsageError(f"--resume {resume} takes recipe, grid and ranks from that folder; omit all other arguments")
-    raise typer.Exit(run_session(resume))
+    raise Exit(run_session(resume))

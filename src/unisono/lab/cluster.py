@@ -31,13 +31,7 @@ from unisono.errors import LabError
 from unisono.lab.plan import HEAD, HOME, MACHINE_TMP, NAMESPACE_KINDS, OTHER_TMP, Command, Lab, commands, hosts_file
 from unisono.launch import is_open_mpi, launch_environment
 
-PACKAGES = {
-    "ip": "iproute2",
-    "tc": "iproute2",
-    "unshare": "util-linux",
-    "nsenter": "util-linux",
-    "setpriv": "util-linux",
-}
+PACKAGES = dict.fromkeys(("ip", "tc"), "iproute2") | dict.fromkeys(("unshare", "nsenter", "setpriv"), "util-linux")
 """Programs that build a lab, and the Debian packages that provide them."""
 
 NAMESPACES = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc")
@@ -69,12 +63,19 @@ def check_machine() -> None:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Return the exit code of the lab, which a signal ends early."""
     received: list[int] = []
 
     def end(signum: int, _frame: FrameType | None) -> None:
+        """Kill unshare, and wait until the kernel has ended every process of the namespaces."""
         received.append(signum)
-        _end(process)
+        first: list[int] = []
+        with suppress(FileNotFoundError, ProcessLookupError):
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            first = [os.pidfd_open(int(pid)) for pid in children]
+        process.kill()
+        for descriptor in first:
+            select.select([descriptor], [], [])  # it can be read when the process has ended
+            os.close(descriptor)
 
     before = {signum: signal.signal(signum, end) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -90,18 +91,6 @@ def _exit_code(returned: int) -> int:
     return returned if returned >= 0 else 128 - returned
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill unshare, and wait until the kernel has ended every process of the namespaces."""
-    first: list[int] = []
-    with suppress(FileNotFoundError, ProcessLookupError):
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        first = [os.pidfd_open(int(pid)) for pid in children]
-    process.kill()
-    for descriptor in first:
-        select.select([descriptor], [], [])  # it can be read when the process has ended
-        os.close(descriptor)
-
-
 ENTER = f"{HOME}/enter"
 
 UNCOVER = 'umount --lazy /tmp && cd "$0" && exec "$@"'
@@ -113,7 +102,7 @@ def main(arguments: Sequence[str]) -> int:
 
     The outer process passes LAB, as JSON, MPIEXEC COMMAND...
     """
-    signal.signal(signal.SIGINT, _wait_for_the_end)
+    signal.signal(signal.SIGINT, lambda *_: signal.pause())  # the outer process answers a Ctrl-C by killing this one
     described, mpiexec, *command = arguments
     lab = Lab(**json.loads(described))
     try:
@@ -132,15 +121,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def build(lab: Lab) -> None:
-    """Run the commands of the plan. Raises LabError naming the command that is refused."""
+    """Write the files of the plan, and run its commands. Raises LabError naming the command that is refused."""
     _run_checked(("mount", "-t", "tmpfs", "-o", "mode=1777", "lab", "/dev/shm"))
-    _write_files(lab)
-    for command in commands(lab):
-        _run_checked(command)
-
-
-def _write_files(lab: Lab) -> None:
-    """Write the files that the plan's commands need."""
     for host in lab.members:
         Path(HOME, host.name, "shm").mkdir(parents=True)
         for kind in NAMESPACE_KINDS:
@@ -152,6 +134,8 @@ def _write_files(lab: Lab) -> None:
     Path(HOME, "hosts").write_text(hosts_file(lab, known.read_text() if known.exists() else ""))
     Path(ENTER).write_text(enter_script())
     Path(ENTER).chmod(0o755)
+    for command in commands(lab):
+        _run_checked(command)
 
 
 def _run_checked(command: Command) -> None:
@@ -180,35 +164,29 @@ exec nsenter {namespaces} -- unshare --mount -- sh -c "{mounts} && $*"
 """
 
 
+HYDRA = ("-launcher", "ssh", "-launcher-exec", ENTER, "-localhost", HEAD)
+
+OPEN_MPI = (
+    *("--prtemca", "plm_ssh_agent", ENTER, "--prtemca", "plm_ssh_no_tree_spawn", "1"),
+    *("--prtemca", "prte_tmpdir_base", "/dev/shm"),
+    *("--mca", "pml", "ob1", "--mca", "btl", "tcp,self,sm", "--mca", "osc", "^ucx"),
+    *("--bind-to", "none", "--wdir", "/"),
+)
+"""Options of Open MPI: labhead starts all helpers, and no rank is bound, as every host counts from core 0."""
+
+
 def mpiexec_command(lab: Lab, mpiexec: str, open_mpi: bool, folder: str, command: Sequence[str]) -> Command:
     """Return the command that runs `command` in `folder` on every host; mpiexec is Open MPI's or hydra's."""
-    options = _open_mpi(lab) if open_mpi else _hydra(lab)
+    names, each = [host.name for host in lab.members], str(lab.ranks_per_host)
+    options: Command = (*HYDRA, "-hosts", ",".join(names), "-ppn", each, "-wdir", "/")
+    if open_mpi:
+        options = (*OPEN_MPI, "--host", ",".join(f"{name}:{each}" for name in names))
     return (mpiexec, *options, "unshare", "--mount", "--", "sh", "-c", UNCOVER, folder, *command)
-
-
-def _hydra(lab: Lab) -> Command:
-    names = ",".join(host.name for host in lab.members)
-    ssh = ("-launcher", "ssh", "-launcher-exec", ENTER, "-localhost", HEAD)
-    return (*ssh, "-hosts", names, "-ppn", str(lab.ranks_per_host), "-wdir", "/")
-
-
-def _open_mpi(lab: Lab) -> Command:
-    """Return Open MPI's options: labhead starts all helpers, and no rank is bound, as every host counts from core 0."""
-    names = ",".join(f"{host.name}:{lab.ranks_per_host}" for host in lab.members)
-    ssh = ("--prtemca", "plm_ssh_agent", ENTER, "--prtemca", "plm_ssh_no_tree_spawn", "1")
-    files = ("--prtemca", "prte_tmpdir_base", "/dev/shm")
-    network = ("--mca", "pml", "ob1", "--mca", "btl", "tcp,self,sm", "--mca", "osc", "^ucx")
-    return (*ssh, *files, *network, "--bind-to", "none", "--wdir", "/", "--host", names)
 
 
 def lab_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of the ranks: `environment`, with UCX kept from bypassing the network."""
     return {**environment, "UCX_TLS": "tcp,self"}
-
-
-def _wait_for_the_end(_number: int, _frame: FrameType | None) -> None:
-    """Wait to be killed: the terminal interrupts every process, and the outer one answers by killing this one."""
-    signal.pause()
 
 
 if __name__ == "__main__":

@@ -56,9 +56,7 @@ BUCKET_SECONDS = 0.0005
 WINDOW_SECONDS = 0.01
 """Bytes that a connection may have in flight, in seconds of a link's rate: many round trips of an idle network."""
 
-SMALLEST_WINDOW = 65_536
-LARGEST_QUEUE = 2**31
-CONGESTION_CONTROL = "reno"
+SMALLEST_WINDOW, LARGEST_QUEUE = 65_536, 2**31
 
 
 class Link(NamedTuple):
@@ -211,19 +209,14 @@ def _train(rate: int) -> int:
     return min(max(int(rate * BUCKET_SECONDS / 8), 2 * MTU), LARGEST_TRAIN)
 
 
-def commands(lab: Lab) -> tuple[Command, ...]:
-    """Return the commands that build the cluster, in order; run as root in fresh namespaces, with `HOME` filled."""
-    return (*_head(lab), *(command for host in lab.members for command in _host(lab, host)))
-
-
 def hosts_file(lab: Lab, present: str) -> str:
     """Return /etc/hosts of the lab: its `present` content, and the names of the lab."""
     names = [(HEAD_ADDRESS, HEAD), *((host.address, host.name) for host in lab.members)]
     return "\n".join([present.rstrip("\n"), *(f"{address} {name}" for address, name in names), ""])
 
 
-def _head(lab: Lab) -> Iterator[Command]:
-    """Yield the commands for the switches, the uplinks, and the machine that starts the ranks."""
+def commands(lab: Lab) -> Iterator[Command]:
+    """Yield the commands that build the cluster, in order; run as root in fresh namespaces, with `HOME` filled."""
     yield ("hostname", HEAD)
     yield ("mount", "--bind", f"{HOME}/hosts", "/etc/hosts")
     yield ("mount", "--bind", "/tmp", MACHINE_TMP)
@@ -240,6 +233,8 @@ def _head(lab: Lab) -> Iterator[Command]:
             yield from _port(up, f"switch{supernode}", lab.uplink)
             yield from _port(down, top, lab.uplink)
     yield ("ip", "address", "add", f"{HEAD_ADDRESS}/16", "dev", top)
+    for host in lab.members:
+        yield from _host(lab, host)
 
 
 def _switch(name: str) -> Iterator[Command]:
@@ -259,7 +254,6 @@ def _end(interface: str, link: Link) -> Iterator[Command]:
 
 
 def _host(lab: Lab, host: Host) -> Iterator[Command]:
-    """Yield the commands for a host's namespaces and its link."""
     port = f"port{host.number}"
     yield host.inside("hostname", host.name, program="unshare")
     yield ("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", f"{HOME}/{host.name}/net")
@@ -268,5 +262,5 @@ def _host(lab: Lab, host: Host) -> Iterator[Command]:
     yield host.inside("ip", "link", "set", "lo", "up")
     yield host.inside("ip", "address", "add", f"{host.address}/16", "dev", "eth0")
     yield from (host.inside(*command) for command in _end("eth0", lab.link(host.number)))
-    for name, value in (("congestion_control", CONGESTION_CONTROL), ("rmem", f"4096 {lab.window} {lab.window}")):
+    for name, value in (("congestion_control", "reno"), ("rmem", f"4096 {lab.window} {lab.window}")):
         yield host.inside("sh", "-c", f"echo {value} > /proc/sys/net/ipv4/tcp_{name}")

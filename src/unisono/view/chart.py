@@ -1,7 +1,6 @@
 """Charts by matplotlib, in the typeface and the colors of `svg`: on a light page dark, on a dark page light.
 
-Curves are those of a measure over time and over epochs, for one or more runs (as in DIMD's figures 13 to 16); bars are
-layers with their bounds; times are those of collectives by size, beside their bound.
+Curves are those of a measure over time and over epochs, for one or more runs (as in DIMD's figures 13 to 16).
 
 accuracy                         accuracy
 │      ╭──── other               │      ╭──── other
@@ -63,13 +62,20 @@ def render(draw: Callable[[Figure], None], width: float, height: float, form: st
         figure = Figure(figsize=(width, height), layout="constrained")
         draw(figure)
         figure.savefig(out, format=form, transparent=form == "svg", metadata={"Date": None} if form == "svg" else None)
-    return _follow_scheme(out.getvalue().decode()).encode() if form == "svg" else out.getvalue()
+    if form != "svg":
+        return out.getvalue()
+    drawn = out.getvalue().decode()
+    document = drawn[drawn.index("<svg") :].replace(INK, "currentColor")  # the color of the reader's scheme
+    return re.sub(r"(<svg[^>]*>)", lambda tag: tag[0] + STYLE, document, count=1).encode()
 
 
-def _follow_scheme(drawn: str) -> str:
-    """Return an SVG document of matplotlib's in the colors of the reader's scheme."""
-    document = drawn[drawn.index("<svg") :].replace(INK, "currentColor")
-    return re.sub(r"(<svg[^>]*>)", lambda tag: tag[0] + STYLE, document, count=1)
+def write_drawing(path: Path, draw: Callable[[str], bytes], option: str) -> None:
+    """Write what `draw` returns for a format: that of the suffix, or svg. Raises UsageError where that fails."""
+    try:
+        drawn = draw(path.suffix.removeprefix(".") or "svg")
+    except ValueError as error:  # no such format
+        raise UsageError(f"{option} {path}: {error}") from error
+    write_picture(path, drawn, option)
 
 
 def write_picture(path: Path, picture: bytes, option: str) -> None:
@@ -89,12 +95,6 @@ UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 STYLES = ("-", "--", "-.", ":")
 """Lines of runs that share a color."""
-
-MAX_DOTS = 60
-"""Epochs of a run above which they get no dots."""
-
-LEGEND_ROW = 0.2
-"""Height of a row of the legend, in inches."""
 
 
 class Line(NamedTuple):
@@ -121,7 +121,7 @@ def draw_curves(lines: Sequence[Line], measure: str, percent: bool, title: str =
             index += not line.beside
             style = ":" if line.beside else STYLES[index // len(COLORS) % len(STYLES)]
             look = {"color": color_of(index), "linestyle": style, "label": line.name}
-            marker = "." if len(line.epochs) <= MAX_DOTS else ""
+            marker = "." if len(line.epochs) <= 60 else ""  # more would hide the line
             left.plot([second / seconds for second in line.seconds], line.values, marker=marker, **look)
             right.plot(line.epochs, line.values, marker=marker, **look)
         left.set(xlabel=unit, ylabel=measure, xlim=(0, None))
@@ -134,7 +134,7 @@ def draw_curves(lines: Sequence[Line], measure: str, percent: bool, title: str =
         from_top = [pair for _, pair in sorted(zip(lines, named, strict=True), key=lambda pair: -pair[0].values[-1])]
         figure.legend(*zip(*from_top, strict=True), loc="outside right upper")
 
-    return render(draw, 12, max(4.5, LEGEND_ROW * len(lines) + 1), form)
+    return render(draw, 12, max(4.5, 0.2 * len(lines) + 1), form)  # inches: a row of the legend takes 0.2
 
 
 class Bar(NamedTuple):
@@ -179,8 +179,8 @@ def draw_times(short: Mapping[str, Times], long: Mapping[str, Times], strong: Se
 
     def draw(figure: Figure) -> None:
         left, right = figure.subplots(1, 2)
-        for axes, lines in ((left, short), (right, long)):
-            _draw_lines(axes, lines, names, strong)
+        _draw_lines(left, short, names, strong)
+        _draw_lines(right, long, names, strong)
         left.set(yscale="log", ylabel="time")
         left.yaxis.set_major_formatter(lambda seconds, _: format_seconds(seconds))
         right.set(ylabel="time over the bound", ylim=(0, None))

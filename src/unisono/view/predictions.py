@@ -32,32 +32,27 @@ if TYPE_CHECKING:
 PARTS = {"computing": "#0f9960", "update": "#a5840b", "loading": "#c2589b", "communication": "#d9600a"}
 """Parts of a step from bottom to top, and their colors."""
 
-BARS_WIDTH = 0.8
-"""Width of the bars of a number of nodes, together; numbers of nodes are 1 apart."""
-
-LEAST_SHARE = 1e-3
-"""Share of a step from which a part is drawn."""
-
-ROW = 0.7
-"""Height of a part's row in which the dots of its groups lie, in rows."""
+BARS_WIDTH, DOTS_HEIGHT = 0.8, 0.7
+"""Width of the bars of a number of nodes, together, and height of the dots of a part: each has 1."""
 
 
 def draw_plans(plans: Sequence[RunPlan], title: str, machine: str) -> bytes:
     """Return the chart of planned runs, each rule a line, as SVG."""
 
+    nodes, rules = sorted({plan.nodes for plan in plans}), list(dict.fromkeys(plan.rule for plan in plans))
+
     def draw(figure: Figure) -> None:
         left, right = figure.subplots(1, 2)
-        _draw_speedups(left, plans)
+        _draw_speedups(left, plans, nodes, rules)
         left.set_title(f"{title}\non {machine}; bands: from - to, percent: efficiency")
-        _draw_shares(right, plans)
+        _draw_shares(right, plans, nodes, rules)
 
     return render(draw, 13, 5)
 
 
-def _draw_speedups(axes: Axes, plans: Sequence[RunPlan]) -> None:
-    nodes = sorted({plan.nodes for plan in plans})
+def _draw_speedups(axes: Axes, plans: Sequence[RunPlan], nodes: Sequence[int], rules: Sequence[str]) -> None:
     axes.plot(nodes, nodes, color=INK, linestyle="--", linewidth=1, label="ideal")
-    for index, rule in enumerate(dict.fromkeys(plan.rule for plan in plans)):
+    for index, rule in enumerate(rules):
         rows = sorted((plan for plan in plans if plan.rule == rule), key=lambda plan: plan.nodes)
         across, color = [plan.nodes for plan in rows], color_of(index)
         low = [plan.speedup * plan.step / plan.high for plan in rows]
@@ -65,23 +60,21 @@ def _draw_speedups(axes: Axes, plans: Sequence[RunPlan]) -> None:
         axes.plot(across, [plan.speedup for plan in rows], color=color, marker="o", label=rule)
         axes.fill_between(across, low, high, color=color, alpha=0.2, linewidth=0)
         axes.annotate(f"{rows[-1].efficiency:.0%}", (across[-1], rows[-1].speedup), (7, -3), textcoords="offset points")
+    axes.loglog(base=2)
     axes.set(xlabel="nodes", ylabel="speedup over one node")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
     axes.set_xticks(nodes, [f"{count:,}" for count in nodes])
     axes.minorticks_off()
     axes.yaxis.set_major_formatter("{x:g}")
     axes.legend()
 
 
-def _draw_shares(axes: Axes, plans: Sequence[RunPlan]) -> None:
-    nodes, rules = sorted({plan.nodes for plan in plans}), list(dict.fromkeys(plan.rule for plan in plans))
+def _draw_shares(axes: Axes, plans: Sequence[RunPlan], nodes: Sequence[int], rules: Sequence[str]) -> None:
     width = BARS_WIDTH / len(rules)
     across = [nodes.index(plan.nodes) + width * (rules.index(plan.rule) - (len(rules) - 1) / 2) for plan in plans]
     below = [0.0] * len(plans)
     for part, color in PARTS.items():
         shares = [getattr(plan, part) / plan.step for plan in plans]
-        if max(shares) > LEAST_SHARE:
+        if max(shares) > 1e-3:  # less could not be seen
             axes.bar(across, shares, 0.9 * width, below, color=color, label=part)
         below = [bottom + share for bottom, share in zip(below, shares, strict=True)]
     axes.set(xlabel="nodes", ylabel="share of the step", ylim=(0, 1))
@@ -132,7 +125,7 @@ def _draw_steps(axes: Axes, groups: Mapping[str, Sequence[LedgerEntry]], by: str
 def _draw_errors(axes: Axes, groups: Mapping[str, Sequence[LedgerEntry]]) -> None:
     parts = list(part_errors(next(iter(groups.values()))[0]))[::-1]
     for index, rows in enumerate(groups.values()):
-        shift = ROW * (0.5 - (index + 0.5) / len(groups))
+        shift = DOTS_HEIGHT * (0.5 - (index + 0.5) / len(groups))
         errors = [part_errors(entry) for entry in rows]
         across = [error[part] for error in errors for part in parts]
         up = [place + shift for _ in errors for place in range(len(parts))]

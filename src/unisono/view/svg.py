@@ -22,11 +22,8 @@ INK, PAPER = "#24292f", "#ffffff"
 FONTS = ("DejaVu Sans", "Verdana", "sans-serif")
 """Typeface: two with characters of one width, and what there is."""
 
-MARGIN, FONT_SIZE = 20.0, 12.0
-"""Empty border of a page, and size of text, in SVG units."""
-
-TITLE_HEIGHT = 26.0
-"""Height of the title under the upper border, in SVG units."""
+MARGIN, TITLE_HEIGHT, FONT_SIZE = 20.0, 26.0, 12.0
+"""Empty border of a page, height of the title under it, and size of text, in SVG units."""
 
 CHARACTER_WIDTH = 7.4
 """Width of a character of usual text at most, in SVG units."""
@@ -43,7 +40,6 @@ svg {{ color: {INK} }}
 }}
 </style>
 <rect class="page" width="100%" height="100%" fill="{PAPER}"/>"""
-"""Colors of the schemes, and the page."""
 
 
 def element(name: str, *content: str, **attributes: str | float) -> str:
@@ -77,12 +73,6 @@ ARROW_HEAD = (
 """Head of arrows, once in a document that has any."""
 
 
-def arrow(x: float, y: float, to_x: float, to_y: float) -> str:
-    """Return an arrow."""
-    line = f"M{x:g},{y:g} L{to_x:g},{to_y:g}"
-    return element("path", d=line, stroke="currentColor", stroke_width=1.4, fill="none", marker_end="url(#head)")
-
-
 def width_of(content: str) -> float:
     """Return an upper bound of the width of usual text, in SVG units."""
     return CHARACTER_WIDTH * len(content)
@@ -100,17 +90,13 @@ def legend(colors: Mapping[str, str], y: float) -> list[str]:
 def page(width: float, height: float, title: str, body: Sequence[str]) -> str:
     """Return a document with a title, which readers without the drawing get too."""
     width = max(width, 2 * MARGIN + 15 / FONT_SIZE * width_of(title))
-    content = [
-        element("title", escape(title)),
-        STYLE,
-        text(MARGIN, MARGIN + 12, title, font_size=15, font_weight="bold"),
-        *body,
-    ]
-    size: dict[str, str | float] = {"width": width, "height": height, "viewBox": f"0 0 {width:g} {height:g}"}
-    font: dict[str, str | float] = {"font_family": ", ".join(FONTS), "font_size": FONT_SIZE}
-    look = {"role": "img", **font, "fill": "currentColor", "color": INK}
-    document = element("svg", "\n" + "\n".join(content) + "\n", xmlns="http://www.w3.org/2000/svg", **size, **look)
-    return f"{document}\n"
+    drawn = text(MARGIN, MARGIN + 12, title, font_size=15, font_weight="bold")
+    content = [element("title", escape(title)), STYLE, drawn, *body]
+    look: dict[str, str | float] = {"width": width, "height": height, "viewBox": f"0 0 {width:g} {height:g}"}
+    look |= {"role": "img", "font_family": ", ".join(FONTS), "font_size": FONT_SIZE}
+    look |= {"fill": "currentColor", "color": INK}
+    inside = "\n".join(["", *content, ""])
+    return element("svg", inside, xmlns="http://www.w3.org/2000/svg", **look) + "\n"
 
 
 ROW, GAP = 30.0, 6.0
@@ -192,9 +178,10 @@ def draw_spans(
         body += [text(MARGIN, y + ROW / 2 + 1, row.name)] if row.name else []
         body += [_box(span, left + span.begin * unit, y, unit, colors[span.kind]) for span in row.spans]
     body += [ARROW_HEAD] * bool(arrows)
+    look: dict[str, str | float] = {"stroke": "currentColor", "stroke_width": 1.4, "fill": "none"}
     for ends in arrows:
         (x, y), (to_x, to_y) = ((left + end.time * unit, top + ROW * (end.row + 0.5) - GAP / 2) for end in ends)
-        body.append(arrow(x, y, to_x, to_y))
+        body.append(element("path", d=f"M{x:g},{y:g} L{to_x:g},{to_y:g}", **look, marker_end="url(#head)"))
     right = left + unit * max((span.end for span in spans), default=0.0)
     return page(right + MARGIN, bottom + MARGIN, title, body)
 
