@@ -306,8 +306,8 @@ class WorkerPlayer(EventPlayer):
             weights = copied(self._state)
         weights.update(self._extra)
         step = sum(worker.step for worker in replies[0].workers)
-        centre = cut.centre_checkpoint(step, weights, replies, self.run.feed.fingerprint)
-        save(self.run.home / run_directory.CHECKPOINTS, centre)
+        checkpoint = cut.centre_checkpoint(step, weights, replies, self.run.feed.fingerprint)
+        save(self.run.home / run_directory.CHECKPOINTS, checkpoint)
 
     def _end(self) -> int:
         """Take leave of the servers; the worker that they choose stores the final centre. Return the exit code."""
