@@ -26,8 +26,8 @@ import torch.distributed as dist
 from unisono.call import call_of
 from unisono.collectives.direct import MIN_DIRECT_BYTES, allreduce_direct, mpi_reports_gpu_support
 from unisono.collectives.group import Group
-from unisono.collectives.payload import flat_of, name_of
-from unisono.collectives.plans import AUTO
+from unisono.collectives.payload import flat_of, name_of, put_back
+from unisono.collectives.prepare import AUTO
 from unisono.collectives.staged import Allreduce, allreduce_staged
 from unisono.device import identity_of, module_of
 from unisono.errors import BackendError, UsageError
@@ -87,11 +87,8 @@ ALONE = Transports(moves=True)
 
 
 def transports_of(group: Group, device: torch.device, allreduce: Allreduce) -> Transports:
-    """Return how sums of a kind of device travel. Called by all ranks together.
-
-    The first call for a kind of device tries what is there, unless rank 0's environment asks for one. Raises UsageError
-    on all ranks for one that is not there.
-    """
+    """Return how sums of a kind of device travel. Called by all ranks together: the first call tries what is there,
+    unless rank 0's environment asks for one. Raises UsageError on all ranks for one that is not there."""
     if device.type not in group.transports_of_devices:
         group.transports_of_devices[device.type] = _try(group, device, allreduce)
     return group.transports_of_devices[device.type]  # type: ignore[no-any-return]
@@ -124,9 +121,8 @@ def _try(group: Group, device: torch.device, allreduce: Allreduce) -> Transports
     if name and not why_not:
         group.transports_of_devices[kind] = Transports(moves)  # between the nodes
         try:
-            seconds[name] = _seconds(
-                group, device, partial(backend_of(group, device, allreduce, name).allreduce, op="sum", wire=None)
-            )
+            backend = backend_of(group, device, allreduce, name)
+            seconds[name] = _seconds(group, device, partial(backend.allreduce, op="sum", wire=None))
         except BackendError as error:
             why_not = str(error)
     if asked == name and why_not:
@@ -268,9 +264,7 @@ class NodeBackend:
                     group.keep_alive(flat)
                     self.abort()
                     raise
-        if flat.data_ptr() != tensor.data_ptr():
-            with torch.no_grad():
-                tensor.copy_(flat.view(tensor.shape))
+        put_back(tensor, flat)
 
     def _reduce(self, flat: torch.Tensor, op: str, wire: str | None) -> None:
         wide = flat.float() if flat.dtype in HALF_DTYPES else flat

@@ -16,16 +16,11 @@ import numpy as np
 import torch
 
 from unisono.call import WORDS_BYTES, Call, call_of, decode_words, difference, encode_words
-from unisono.collectives.calls import Calls
 from unisono.collectives.payload import is_plain, name_of
-from unisono.collectives.plans import Plans
+from unisono.collectives.prepare import Plans
 from unisono.collectives.ready import MAX_READY, Ready
-from unisono.collectives.socket_calls import (
-    LONG_COLLECTIVES,
-    MAX_SHORT_BYTES,
-    SocketCalls,
-    open_socket_calls,
-)
+from unisono.collectives.socket_calls import LONG_COLLECTIVES, MAX_SHORT_BYTES, SocketCalls, open_socket_calls
+from unisono.collectives.states import Calls
 from unisono.collectives.trials import Trials
 from unisono.collectives.watch import Watch
 from unisono.errors import MismatchError, StallError, UsageError
@@ -73,10 +68,12 @@ class Group:
         self.placement, self.table, self.one_node = placement, table, placement.one_node
         self._dup = dup
         self._owns_watch = watch is None and comm.size > 1
-        self.watch: Watch | None = watch
-        if self._owns_watch:
-            self.watch = Watch(comm, self.node_ranks, timeout)
-        self.calls: Calls = self._new_calls(name)
+        self.watch = Watch(comm, self.node_ranks, timeout) if self._owns_watch else watch
+        if self.watch is None or self.size == 1:
+            self.calls = Calls(name, [0])
+        else:
+            self.calls = Calls(name, self.watch.ranks_of(comm))
+            self.watch.add(self.calls)
         self.broken = False
         """True once a wait was ended, or ranks of several nodes differed: no collective call may follow."""
         self._pending = False
@@ -108,13 +105,6 @@ class Group:
         while dup is not None:  # whose memory is found through all dups between
             dup._users.add(self)
             dup = dup._dup
-
-    def _new_calls(self, name: str) -> Calls:
-        if self.watch is None or self.size == 1:
-            return Calls(name, [0])
-        calls = Calls(name, self.watch.ranks_of(self.comm))
-        self.watch.add(calls)
-        return calls
 
     def memory_for(self, call: Call) -> NodeMemory:
         """Return the memory shared by the ranks of the one node; all make it together in the first call."""
@@ -149,21 +139,21 @@ class Group:
             self._make_memory(self.plans.plan(*arguments, **named).call)
         return self.plans.plan(*arguments, **named)
 
-    def label_calls(self, label: str) -> None:
-        """Compare `label` too in each later call, as a part of it: it distinguishes otherwise equal calls."""
-        self.label = label
-        if self._memory is not None:
-            self._memory.signals.label_calls(label)
-
     @contextmanager
     def labelled(self, label: str) -> Iterator[None]:
-        """Add `label` to each call of the block, after the label that the group has."""
+        """Compare `label` too in each call of the block, after the label that the group has: it distinguishes otherwise
+        equal calls."""
         outer = self.label
-        self.label_calls(outer + label)
         try:
+            self.label_calls(outer + label)
             yield
         finally:
             self.label_calls(outer)
+
+    def label_calls(self, label: str) -> None:
+        self.label = label
+        if self._memory is not None:
+            self._memory.signals.label_calls(label)
 
     def find_shared(self, address: int, nbytes: int) -> tuple[str, SharedMemory] | None:
         """Return the location, in words, and the shared memory of the bytes at `address`; None if it is not shared."""
@@ -276,7 +266,7 @@ class Group:
 
     @contextmanager
     def enter_call(self, call: Call) -> Iterator[int]:
-        """Enter a collective call. On one node, all ranks compare it first; across nodes, the watch observes it.
+        """Enter a collective call, which on one node all ranks compare first; across nodes, the watch observes it.
 
         Yields its fingerprint, equal on all ranks in the same call. A MismatchError is reported to all ranks.
         """

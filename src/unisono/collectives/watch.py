@@ -13,7 +13,7 @@ writes nothing. The ranks of a node answer in shared memory, those of other node
 report is a pure function of the answers (`states.py`).
 
 Messages of different calls never match (`transports/messages.py`), so across nodes ranks in different calls wait for
-each other. Each rank keeps its last calls (`calls.py`); if ranks differ, some pair of neighbours differs. The
+each other. Each rank keeps its last calls (`Calls`); if ranks differ, some pair of neighbours differs. The
 descriptions of calls are compared. A wait in unisono raises. A rank blocked inside the MPI library cannot raise: it
 prints the error and ends all ranks. The time-out is the job's; a process group has its own.
 """
@@ -30,10 +30,11 @@ from contextlib import suppress
 
 from unisono import witness
 from unisono.call import difference
-from unisono.collectives.calls import Calls, CurrentCall
 from unisono.collectives.state_queries import POLL_SECONDS, REPLY_TIMEOUT_SECONDS, CallNotice, StateQueries
 from unisono.collectives.states import (
     SILENT,
+    Calls,
+    CurrentCall,
     State,
     Wait,
     call_site,
