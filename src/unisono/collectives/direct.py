@@ -35,20 +35,14 @@ from unisono.transports.arithmetic import HALF_DTYPES, TORCH_OPS, Float32Arithme
 from unisono.transports.messages import tag_of, wait_until
 from unisono.transports.player import TICKET_SPREAD, Completion, Move, Rounds, play
 
-WIRE_DTYPES = {None: None, "float16": torch.float16, "bfloat16": torch.bfloat16}
-"""Dtypes in which numbers travel, by wire; None for the tensor's own."""
+WIRE_DTYPES = {None: None, "float16": torch.float16, "bfloat16": torch.bfloat16}  # None for the tensor's own
 
 MIN_DIRECT_BYTES = 4 << 20
 """Smallest tensor that is summed on the device, in bytes: a message of a device's memory takes hundreds of us."""
 
-ASA = "direct"
-"""Schedule of Theano-MPI's ASA."""
-
-PIECE_BYTES = 32 << 20
-"""Largest chunk of a piece, in bytes: landing memory is that of the pieces in flight."""
-
-IN_FLIGHT = 2
-"""Pieces of a payload that are under way at once."""
+ASA = "direct"  # schedule of Theano-MPI's ASA
+PIECE_BYTES = 32 << 20  # largest chunk of a piece, in bytes: landing memory is that of the pieces in flight
+IN_FLIGHT = 2  # pieces of a payload that are under way at once
 
 
 def mpi_reports_gpu_support() -> bool:

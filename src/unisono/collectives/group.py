@@ -74,23 +74,17 @@ class Group:
         else:
             self.calls = Calls(name, self.watch.ranks_of(comm))
             self.watch.add(self.calls)
-        self.broken = False
-        """True once a wait was ended, or ranks of several nodes differed: no collective call may follow."""
+        self.broken = False  # True once a wait was ended, or ranks of several nodes differed: no call may follow
         self._pending = False
-        self.transports_of_devices: dict[str, Any] = {} if dup is None else dup.transports_of_devices
-        """Transports of sums of each kind of device that was tried (`device_transports.py`)."""
-        self.backends: dict[str, Any] = {}
-        """PyTorch's own backends of this node's ranks, by kind of device."""
-        self.label = ""
-        """Text that is compared in addition to the description of each call."""
-        self.messages = comm.Dup()
-        """Communicator for the messages of schedules, which then never match others."""
+        self.transports_of_devices: dict[str, Any] = {} if dup is None else dup.transports_of_devices  # those tried
+        self.backends: dict[str, Any] = {}  # PyTorch's own backends of this node's ranks, by kind of device
+        self.label = ""  # text that is compared in addition to the description of each call
+        self.messages = comm.Dup()  # communicator for the messages of schedules, which then never match others
         self._control = comm.Dup()
         self.calls.channels = comm, self.messages, self._control
         for channel in self.calls.channels:
             channel.Set_errhandler(MPI.ERRORS_RETURN)  # raise exceptions, also if the program has set another handler
-        self._compared = np.empty((2, 2), np.int64)
-        """A call's digest and its negative on this rank, and their maxima over the ranks."""
+        self._compared = np.empty((2, 2), np.int64)  # a call's digest and its negative, and their maxima over the ranks
         self._memory: NodeMemory | None = None
         self._memory_made = not self.one_node or self.size == 1
         self._trials = Trials(self)
@@ -99,8 +93,7 @@ class Group:
         self._mailboxes: list[Mailboxes | None] = []
         self._cross_memory: list[CrossMemory | None] = []
         self.prepared: dict[Plan, Prepared] = {}
-        self.ready = Ready(MAX_READY)
-        """Plays of collectives that were carried out, by all that determines them."""
+        self.ready = Ready(MAX_READY)  # plays of collectives that were carried out, by all that determines them
         self._users = weakref.WeakSet([self])  # groups that find this group's memory
         while dup is not None:  # whose memory is found through all dups between
             dup._users.add(self)

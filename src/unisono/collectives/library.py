@@ -17,7 +17,6 @@ broadcast or a gathering alone, and is then in an exchange of 16 bytes, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +34,9 @@ from unisono.transports.plan import Plan, Play, Prepared
 if TYPE_CHECKING:
     from unisono.collectives.group import Group
 
-CHECKED_PAYLOAD_BYTES = (128, 1 << 10, 4 << 10, 16 << 10, 64 << 10)
-"""Sizes of a parcel's payload in bytes, without the check."""
-
-FINGERPRINT_BITS = {torch.float32: 10, torch.float64: 30, torch.int32: 10, torch.int64: 30}
-"""Bits in each number of the fingerprint: sums over MAX_CHECKED_RANKS are exact."""
-
-MAX_CHECKED_RANKS = 1 << 14
+CHECKED_PAYLOAD_BYTES = (128, 1 << 10, 4 << 10, 16 << 10, 64 << 10)  # sizes of a parcel's payload, without the check
+FINGERPRINT_BITS = {torch.float32: 10, torch.float64: 30, torch.int32: 10, torch.int64: 30}  # in each of its numbers
+MAX_CHECKED_RANKS = 1 << 14  # over which sums of fingerprints are exact
 
 OPS = {
     "sum": MPI.SUM,
@@ -53,8 +48,7 @@ OPS = {
     "xor": MPI.BXOR,
 }
 
-BOOL_OPS = {**OPS, "sum": MPI.BOR, "product": MPI.BAND}
-"""Ops for bool tensors, which MPI sees as bytes of 0 or 1."""
+BOOL_OPS = {**OPS, "sum": MPI.BOR, "product": MPI.BAND}  # ops for bool tensors, which MPI sees as bytes of 0 or 1
 
 
 def numbers_of(tensor: torch.Tensor, op: str) -> tuple[torch.Tensor, MPI.Datatype, MPI.Op]:
@@ -87,7 +81,8 @@ def _swap_order(bits: torch.Tensor) -> torch.Tensor:
 
 def by_library(group: Group, plan: Plan) -> Prepared:
     """Prepare a collective that the MPI library carries out."""
-    return _CALLS[plan.collective](group, plan)
+    reductions = {"allreduce": _reduce, "reduce": _reduce, "reduce_scatter": _reduce_scatter}
+    return reductions.get(plan.collective, _move)(group, plan)
 
 
 def _reduce(group: Group, plan: Plan) -> Prepared:
@@ -165,17 +160,6 @@ def _move(group: Group, plan: Plan) -> Prepared:
         return play
 
     return at
-
-
-_CALLS: Mapping[str, Callable[[Group, Plan], Prepared]] = {
-    "allreduce": _reduce,
-    "reduce_scatter": _reduce_scatter,
-    "all_gather": _move,
-    "broadcast": _move,
-    "all_to_all": _move,
-    "reduce": _reduce,
-}
-"""Functions that prepare the collectives of the library, by name."""
 
 
 def _tensor_at(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:

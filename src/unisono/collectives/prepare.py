@@ -51,8 +51,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 
-MAX_PLANS = 4096
-"""Largest number of plans that are kept."""
+MAX_PLANS = 4096  # largest number of plans that are kept
 
 
 Asked = tuple[str, torch.dtype, int, str | None, str | None, int, torch.dtype]
@@ -150,8 +149,7 @@ class Plans:
         return Choice(algorithm, "mixed" if SCHEDULES[base].by_node and several else transport)
 
 
-MAX_PREPARED = 256
-"""Largest number of prepared collectives that a group keeps."""
+MAX_PREPARED = 256  # largest number of prepared collectives that a group keeps
 
 
 def prepare(group: Group, plan: Plan) -> Prepared:

@@ -23,19 +23,12 @@ from unisono.mpi import MPI
 from unisono.startup import stat_of
 from unisono.transports.window import Window, populate
 
-POLL_SECONDS = 0.2
-"""Seconds between two checks for messages."""
-
-REPLY_TIMEOUT_SECONDS = 3.0
-"""Seconds that ranks have to answer; their machines may be busy."""
-
-MAX_STATE_BYTES = 32 << 10
-"""Largest size of a state in bytes; a longer one is written without the numbers of its worlds."""
-
+POLL_SECONDS = 0.2  # seconds between two checks for messages
+REPLY_TIMEOUT_SECONDS = 3.0  # seconds that ranks have to answer; their machines may be busy
+MAX_STATE_BYTES = 32 << 10  # largest state; a longer one is written without the numbers of its worlds
 REQUESTS, VERSION, LENGTH, HEADER_WORDS = 0, 1, 2, 3
 
-WAITS_KEPT = 4
-"""Number of waits that are kept if a state is too long."""
+WAITS_KEPT = 4  # number of waits that are kept if a state is too long
 
 
 class CallNotice(NamedTuple):

@@ -29,8 +29,7 @@ from unisono.mpi import MPI
 from unisono.transports.signals import Signals
 from unisono.uncaught import is_of_program
 
-MAX_LISTED_RANKS = 8
-"""Largest number of ranks that are described one by one."""
+MAX_LISTED_RANKS = 8  # largest number of ranks that are described one by one
 
 ENDED_REMEDY = "every rank of a world must make as many calls as the others"
 
@@ -49,13 +48,10 @@ class Wait(NamedTuple):
 class State(NamedTuple):
     """State that a rank reports of itself."""
 
-    call_site: str
-    """File and line of its main thread."""
+    call_site: str  # file and line of its main thread
     waits: tuple[Wait, ...] = ()
-    numbers: Mapping[str, int] = {}
-    """Number of calls that the rank has entered, by name of the world."""
-    broken: Mapping[str, str] = {}
-    """Names of the worlds that an error has ended on this rank, with its message if two ranks differ, else ""."""
+    numbers: Mapping[str, int] = {}  # number of calls that the rank has entered, by name of the world
+    broken: Mapping[str, str] = {}  # worlds that an error has ended here, with its message if two ranks differ, else ""
     ended: bool = False
 
 
@@ -71,8 +67,7 @@ def decode(content: bytes) -> State:
 
 STOPPED, DEAD, SILENT = "stopped", "dead", "silent"
 
-Answer = State | str
-"""Answer of a rank: its state, or STOPPED or DEAD for its process, or SILENT if nothing is known."""
+Answer = State | str  # answer of a rank: its state, or STOPPED or DEAD for its process, or SILENT if nothing is known
 
 
 def missing_ranks(wait: Wait, other_ranks: Sequence[int], answers: Mapping[int, Answer]) -> list[int]:
@@ -190,8 +185,7 @@ def _main_thread_frames() -> list[tuple[str, str]]:
     return re.findall(r'^  File "(.*)", line (\d+) in', main, re.MULTILINE)
 
 
-CALLS_KEPT = 256
-"""Number of recent calls that a rank keeps."""
+CALLS_KEPT = 256  # number of recent calls that a rank keeps
 
 
 class CurrentCall(NamedTuple):
@@ -212,8 +206,7 @@ class CallProgress:
         """Start counting for another call."""
         self.number, self._since = call_number, time.monotonic()
         self.compared = self.notified = self.reported = False
-        self.queried: float | None = None
-        """Time at which all ranks were queried; None unless answers are expected."""
+        self.queried: float | None = None  # time at which all ranks were queried; None unless answers are expected
 
     @property
     def seconds(self) -> float:
@@ -229,18 +222,13 @@ class Calls:
 
     def __init__(self, name: str, ranks: Sequence[int]) -> None:
         self.name, self.ranks = name, ranks
-        self.timeout: float | None = None
-        """Seconds after which a wait in a call is ended; None for the time-out of the job."""
-        self.number = 0
-        """Number of the last call that was begun."""
+        self.timeout: float | None = None  # seconds after which a wait in a call is ended; None for those of the job
+        self.number = 0  # number of the last call that was begun
         self.busy, self.in_library = False, False
         self.signals: Signals | None = None
-        self.channels: tuple[MPI.Intracomm, ...] = ()
-        """Communicators in which the calls may wait."""
-        self.failure: tuple[type[UnisonoError], str] | None = None
-        """Error that has ended the world, as its class and its message; None while the world is usable."""
-        self.progress = CallProgress()
-        """Progress of the current call, as its watch has seen it."""
+        self.channels: tuple[MPI.Intracomm, ...] = ()  # communicators in which the calls may wait
+        self.failure: tuple[type[UnisonoError], str] | None = None  # class and message of the error that has ended it
+        self.progress = CallProgress()  # progress of the current call, as its watch has seen it
         self._descriptions = [""] * CALLS_KEPT  # of call n at index n % CALLS_KEPT
 
     @contextmanager

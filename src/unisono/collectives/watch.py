@@ -49,18 +49,10 @@ from unisono.errors import MismatchError, StallError
 from unisono.launch import SURVIVORS_VARIABLE, TIMEOUT
 from unisono.mpi import MPI
 
-COMPARE_AFTER_SECONDS = 2.0
-"""Seconds in one call after which a rank sends its call to its neighbours in the world."""
-
-REPORT_AFTER_SECONDS = 10.0
-"""Seconds in one call after which the missing ranks are reported; half the time-out if that is less."""
-
-ERROR_GRACE_SECONDS = 1.0
-"""Seconds that a rank blocked in the MPI library gives the others to raise their errors."""
-
-
-SURVIVING: weakref.WeakSet[Watch] = weakref.WeakSet()
-"""Watches of this process, where ranks go on in their processes after a death."""
+COMPARE_AFTER_SECONDS = 2.0  # seconds in one call after which a rank sends its call to its neighbours in the world
+REPORT_AFTER_SECONDS = 10.0  # seconds in one call after which missing ranks are reported; at most half the time-out
+ERROR_GRACE_SECONDS = 1.0  # seconds that a rank blocked in the MPI library gives the others to raise their errors
+SURVIVING: weakref.WeakSet[Watch] = weakref.WeakSet()  # of this process, where ranks go on in theirs after a death
 
 
 class Watch:

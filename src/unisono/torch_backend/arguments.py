@@ -26,21 +26,16 @@ from unisono.torch_backend.pytorch import ReduceOp, c10d
 
 Kind = ReduceOp.RedOpType
 
-UNDIVIDED = (torch.bool, torch.uint16, torch.uint32, torch.uint64)
-"""Dtypes with sums, but without averages."""
+UNDIVIDED = (torch.bool, torch.uint16, torch.uint32, torch.uint64)  # dtypes with sums, but without averages
 
 
 class Reduction(NamedTuple):
     """Reduction of PyTorch, as steps before, in and after the exchange."""
 
-    op: str
-    """Name of the op in the collectives."""
-    factor: Any = None
-    """Factor by which each rank first multiplies its tensor, a number or a tensor; None for none."""
-    average: bool = False
-    """True if the sum is divided by the number of ranks."""
-    label: str = ""
-    """The step before or after the exchange in words, which ranks compare; empty for none."""
+    op: str  # name of the op in the collectives
+    factor: Any = None  # factor by which each rank first multiplies its tensor, a number or a tensor; None for none
+    average: bool = False  # True if the sum is divided by the number of ranks
+    label: str = ""  # the step before or after the exchange in words, which ranks compare; empty for none
 
     def check(self, group: Group, tensor: torch.Tensor) -> None:
         """Raise TensorError for an average of a dtype that PyTorch does not divide."""
@@ -98,8 +93,7 @@ SIGNATURES: dict[str, tuple[Sequence[int], Any]] = {
 }
 """Operations of a ProcessGroup with further signatures: how deep their tensors lie in lists, and their options."""
 
-SETTINGS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
-"""Fields of the options by the name of the argument that stands for them."""
+SETTINGS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}  # fields of options by the argument's name
 
 
 def in_lists(name: str, arguments: Sequence[Any], named: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:

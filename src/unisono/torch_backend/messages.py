@@ -21,14 +21,9 @@ from unisono.mpi import MPI
 from unisono.torch_backend.work import Completions, SubmissionQueue, Work, profiled
 from unisono.transports.messages import wait_until
 
-POLL_INTERVAL_SECONDS = 1e-3
-"""Seconds between two polls of messages that nobody waits for."""
-
-PEER_CHECK_SECONDS = 3.0
-"""Seconds without completion after which a wait checks whether the other rank has ended its program."""
-
-ARRIVED, RELEASED = 0, 1
-"""Messages of a monitored barrier; each has one of the highest tags, which users do not get."""
+POLL_INTERVAL_SECONDS = 1e-3  # seconds between two polls of messages that nobody waits for
+PEER_CHECK_SECONDS = 3.0  # seconds after which a wait checks whether the other rank has ended its program
+ARRIVED, RELEASED = 0, 1  # messages of a monitored barrier; each has one of the highest tags, which users do not get
 
 
 class Message(Work):

@@ -26,11 +26,8 @@ from unisono.placement import place
 from unisono.torch_backend.messages import PEER_CHECK_SECONDS, Messages
 from unisono.torch_backend.work import Completions, SubmissionQueue
 
-JOIN_TIMEOUT_SECONDS = 1.0
-"""Seconds that a rank which ends a group waits for the others; usually all ranks end it together."""
-
-MAX_POLL_INTERVAL_SECONDS = 0.05
-"""Largest number of seconds between two polls of the others."""
+JOIN_TIMEOUT_SECONDS = 1.0  # seconds that a rank which ends a group waits for the others, which usually end it, too
+MAX_POLL_INTERVAL_SECONDS = 0.05  # largest number of seconds between two polls of the others
 
 
 class MpiJob:

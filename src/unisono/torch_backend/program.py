@@ -29,11 +29,8 @@ from unisono.torch_backend.register import NAME, NAME_VARIABLE, Options, registe
 from unisono.torch_backend.rendezvous import RUN_VARIABLE, address_of_root, variables_of
 from unisono.world import World
 
-UNNAMED = "undefined"
-"""PyTorch's word for a backend that was not named."""
-
-ANSWERED = {"gloo", "mpi", UNNAMED}
-"""Names that a group of ours answers where they were asked for."""
+UNNAMED = "undefined"  # PyTorch's word for a backend that was not named
+ANSWERED = {"gloo", "mpi", UNNAMED}  # names that a group of ours answers where they were asked for
 
 
 def run_program(world: World, program: str, module: bool, arguments: Sequence[str], backends: Collection[str]) -> None:

@@ -44,8 +44,7 @@ NO_TIMEOUT = timedelta()
 class Work(WorkBase):  # type: ignore[misc]  # untyped
     """Handle that every operation returns. `result` is the value of its future, `seconds` its timeout."""
 
-    number = 0
-    """Number of a collective among those of its group, the same on all ranks that make the same calls."""
+    number = 0  # number of a collective among those of its group, the same on all ranks that make the same calls
 
     def __init__(
         self, name: str, result: Any, seconds: float, completions: Completions, event: Event | None = None
@@ -222,8 +221,7 @@ class SubmissionQueue:
 
     def __init__(self, group: str, rank: int, size: int, calls: Calls) -> None:
         self.group, self.rank, self.size, self.calls = group, rank, size, calls
-        self.ended = ""
-        """Error of collectives after the end of the group; empty before it."""
+        self.ended = ""  # error of collectives after the end of the group; empty before it
         self._closed = False  # the thread carries out what is queued, and nothing more
         self._number = 0
         self._waiting = 0  # collectives that are not over
