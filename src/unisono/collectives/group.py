@@ -111,10 +111,8 @@ class Group:
         return self.one_node
 
     def _make_memory(self, call: Call) -> None:
-        """Make the shared memory of one node in the first call of all ranks.
-
-        Without enough memory, all data goes by messages, and each rank counts as a node of its own.
-        """
+        """Make the shared memory of one node in the first call of all ranks. Without enough memory, all data goes by
+        messages, and each rank counts as a node of its own."""
         if self._memory_made:
             return
         self._memory_made = True
@@ -150,8 +148,7 @@ class Group:
 
     def find_shared(self, address: int, nbytes: int) -> tuple[str, SharedMemory] | None:
         """Return the location, in words, and the shared memory of the bytes at `address`; None if it is not shared."""
-        shared = None if self._memory is None else self._memory.find(address, nbytes)
-        if shared is not None:
+        if self._memory is not None and (shared := self._memory.find(address, nbytes)) is not None:
             return f"window {shared.index} from byte {address - shared.start}", shared
         in_dup = None if self._dup is None else self._dup.find_shared(address, nbytes)
         return None if in_dup is None else (f"the dup's {in_dup[0]}", in_dup[1])
@@ -174,29 +171,23 @@ class Group:
         return Choice(plan.algorithm if exact else calls.schedule_for(plan), "sockets")
 
     def socket_calls(self, call: Call) -> SocketCalls | None:
-        """Return the collectives through sockets. All ranks of several nodes make them together once.
-
-        None on all ranks where the library's are as fast, or a rank cannot connect.
-        """
+        """Return the collectives through sockets, which all ranks of several nodes make together once; None on all where
+        the library's are as fast, or a rank cannot connect."""
         if not self._socket_calls:
             self._socket_calls.append(self._make_together(call, lambda: open_socket_calls(self)))
         return self._socket_calls[0]
 
     def mailboxes(self, call: Call) -> Mailboxes | None:
-        """Return the mailboxes of this node. All ranks of all nodes make them together in the first call.
-
-        None on all ranks if any rank lacks memory for them.
-        """
+        """Return the mailboxes of this node, which all ranks of all nodes make together in the first call; None on all
+        ranks if any rank lacks memory for them."""
         if not self._mailboxes:
             node = self.placement.node_of(self.rank)
             self._mailboxes.append(self._make_together(call, lambda: make_mailboxes(self.comm, node)))
         return self._mailboxes[0]
 
     def cross_memory(self, call: Call) -> CrossMemory | None:
-        """Return access to the memory of the ranks of the one node. All make it together in the first call.
-
-        None on all ranks if the kernel, or UNISONO_CMA=off on a rank, forbids it.
-        """
+        """Return access to the memory of the ranks of the one node, which all make together in the first call; None on
+        all ranks if the kernel, or UNISONO_CMA=off on a rank, forbids it."""
         if not self._cross_memory:
             memory = self.memory_for(call)
             self.barrier(call)  # compares the calls; the library's barrier, which follows, does not
@@ -214,10 +205,8 @@ class Group:
         return self.placement.nodes[self.placement.node_of(self.rank)]
 
     def _make_together(self, call: Call, make: Callable[[], Made]) -> Made:
-        """Return the result of `make`, a collective allocation by the library, whose own wait cannot be ended.
-
-        All ranks enter the call first, in a wait that can be.
-        """
+        """Return the result of `make`, a collective allocation by the library, whose own wait cannot be ended: all
+        ranks enter the call first, in a wait that can be."""
         with self.calls.enter(call.description):
             self.wait_for(self._control.Ibarrier())
         with self._in_step(), self.calls.enter(call.description, in_library=True):
@@ -307,11 +296,8 @@ class Group:
             raise
 
     def check_same_call(self, call: Call) -> None:
-        """Check across nodes that all ranks are in the same call, before the MPI library carries it out.
-
-        On one node `call_of` has checked it. Costs one exchange of 16 bytes, or a barrier by sockets. Raises
-        MismatchError on every rank.
-        """
+        """Check across nodes, by 16 bytes or a barrier by sockets, that all ranks are in the same call. On one node
+        `enter_call` has checked it. Raises MismatchError on every rank."""
         if self.one_node or self.size == 1:
             return
         if self._socket_calls and self._socket_calls[0] is not None:

@@ -10,8 +10,8 @@ ranks in different calls exchange equally many bytes. Otherwise the library repo
 wait and the watch finds them. A payload of one number has a check of 30 bits: together 16 bytes, which are faster than
 20 here, and only other calls of one number can match it.
 
-An exchange of 16 bytes precedes all other calls, also those of short payloads: a rank may refuse its arguments in a
-broadcast or a gathering alone, and is then in an exchange of 16 bytes, too.
+An exchange of 16 bytes precedes all other calls, also short ones: a rank may refuse the arguments of a broadcast alone,
+and is then in an exchange of 16 bytes, too.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def by_library(group: Group, plan: Plan) -> Prepared:
 def _reduce(group: Group, plan: Plan) -> Prepared:
     """Prepare an allreduce, or a reduction to the root alone."""
     root = plan.root if plan.collective == "reduce" else None
-    if root is None and plan.op == "sum" and _carries_check(group, plan):
+    short = plan.dtype in FINGERPRINT_BITS and 0 < plan.nbytes <= CHECKED_PAYLOAD_BYTES[-1]
+    fit = root is None and plan.op == "sum" and short and group.size <= MAX_CHECKED_RANKS
+    if fit and not group.uses_shared_memory(plan.call):
         return _checked_sum(group, plan.length, plan.dtype, plan.call)
     comm, receives = group.comm, root in (None, group.rank)
 
@@ -167,12 +169,6 @@ def _tensor_at(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
     if length == 0:
         return torch.empty(0, dtype=dtype, device="cpu")
     return torch.frombuffer(MPI.memory.fromaddress(address, length * dtype.itemsize), dtype=dtype)
-
-
-def _carries_check(group: Group, plan: Plan) -> bool:
-    """Return True if the payload is short enough, of a supported dtype, and goes across nodes."""
-    fit = plan.dtype in FINGERPRINT_BITS and 0 < plan.nbytes <= CHECKED_PAYLOAD_BYTES[-1]
-    return fit and not group.uses_shared_memory(plan.call) and group.size <= MAX_CHECKED_RANKS
 
 
 def _checked_sum(group: Group, length: int, dtype: torch.dtype, call: Call) -> Prepared:

@@ -93,21 +93,19 @@ def is_hopeless(wait: Wait, answer: Answer) -> bool:
 
 def is_reporter(rank: int, wait: Wait, answers: Mapping[int, Answer]) -> bool:
     """Return True if `rank` is to report the wait: if no lower rank has waited in that call for over half as long."""
-    waiting = [
-        peer
-        for peer, answer in answers.items()
-        if peer < rank and isinstance(answer, State)
-        for theirs in answer.waits
-        if theirs[:2] == wait[:2] and theirs.seconds > wait.seconds / 2
-    ]
-    return not waiting
+    lower = [answer for peer, answer in answers.items() if peer < rank and isinstance(answer, State)]
+    waits = [theirs for answer in lower for theirs in answer.waits if theirs[:2] == wait[:2]]
+    return all(theirs.seconds <= wait.seconds / 2 for theirs in waits)
 
 
 def report(
     rank: int, size: int, wait: Wait, call_site: str, missing: Sequence[int], answers: Mapping[int, Answer]
 ) -> str:
-    waited = f"rank {rank} of {size} has waited {wait.seconds:.0f} s in {describe(wait)}{_at(call_site)}"
-    return f"{waited}; {_describe_missing(wait, missing, answers)}"
+    listed, more = missing[:MAX_LISTED_RANKS], len(missing) - MAX_LISTED_RANKS
+    each = [f"rank {peer}, which {_describe_activity(wait, answers.get(peer, SILENT))}" for peer in listed]
+    who = "; ".join([*each, f"and {more} more"] if more > 0 else each)
+    where = f"missing: {who}" if missing else "all ranks have entered it, and wait"
+    return f"rank {rank} of {size} has waited {wait.seconds:.0f} s in {describe(wait)}{_at(call_site)}; {where}"
 
 
 def failure(report: str, hopeless: bool, timeout: float | None) -> str:
@@ -119,17 +117,6 @@ def failure(report: str, hopeless: bool, timeout: float | None) -> str:
 
 def describe(wait: Wait) -> str:
     return f"{wait.description}, call {wait.number} of {wait.world}"
-
-
-def _describe_missing(wait: Wait, missing: Sequence[int], answers: Mapping[int, Answer]) -> str:
-    if not missing:
-        return "all ranks have entered it, and wait"
-    each = [
-        f"rank {rank}, which {_describe_activity(wait, answers.get(rank, SILENT))}"
-        for rank in missing[:MAX_LISTED_RANKS]
-    ]
-    more = [f"and {len(missing) - MAX_LISTED_RANKS} more"] if len(missing) > MAX_LISTED_RANKS else []
-    return "missing: " + "; ".join([*each, *more])
 
 
 NO_STATE = {

@@ -56,10 +56,8 @@ SURVIVING: weakref.WeakSet[Watch] = weakref.WeakSet()  # of this process, where 
 
 
 class Watch:
-    """Watch over the calls of a process, in all worlds that are made of the ranks of `comm`.
-
-    All these ranks make and free it together. `node` lists the ranks of this rank's node.
-    """
+    """Watch over the calls of a process, in all worlds that are made of the ranks of `comm`, which make and free it
+    together. `node` lists the ranks of this rank's node."""
 
     def __init__(self, comm: MPI.Intracomm, node: Sequence[int], timeout: float = TIMEOUT) -> None:
         self.rank, self.size, self.timeout = comm.rank, comm.size, timeout
@@ -198,10 +196,8 @@ class Watch:
             progress.queried = self._queries.query(calls.ranks)
 
     def _has_left(self, calls: Calls, call_number: int) -> bool:
-        """Return True if a rank of a world is known to have ended its program before the call of a number.
-
-        If one is known to have found that two ranks differ, the world ends here, too: that one may never answer again.
-        """
+        """Return True if a rank of a world is known to have ended its program before the call of a number. If one is
+        known to have found that two ranks differ, the world ends here, too: that one may never answer again."""
         states = [state for rank in calls.ranks if (state := self._queries.last_state(rank)) is not None]
         for verdict in filter(None, (state.broken.get(calls.name) for state in states)):
             calls.fail(MismatchError, verdict)
@@ -219,9 +215,7 @@ class Watch:
                 waits = answer.waits if isinstance(answer, State) and rank in calls.ranks else ()
                 for theirs in waits:
                     if theirs[:2] == (calls.name, current.number):
-                        self._check_notice(
-                            calls, CallNotice(calls.name, calls.ranks.index(rank), current.number, theirs.description)
-                        )
+                        self._check_notice(calls, CallNotice(calls.name, calls.ranks.index(rank), *theirs[1:3]))
             member, size = self._rank_in(calls), len(calls.ranks)
             notice = CallNotice(calls.name, member, calls.number, calls.description(calls.number))
             self._queries.send(notice, {calls.ranks[(member + 1) % size], calls.ranks[(member - 1) % size]})

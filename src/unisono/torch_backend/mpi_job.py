@@ -42,11 +42,8 @@ class MpiJob:
         self._retirement = Retirement()
 
     def members(self, creation: Any) -> list[int]:
-        """Return the MPI ranks of the group that `creation` describes, once all of them create it.
-
-        Raises LaunchError where MPI has started fewer ranks, and BackendError with the missing ranks after the time-out
-        of the group.
-        """
+        """Return the MPI ranks of the group that `creation` describes, once all of them create it. Raises LaunchError
+        where MPI has started fewer ranks, and BackendError with the missing ranks after the group's time-out."""
         store, rank, size = creation.store, creation.group_rank, creation.group_size
         if size > self.world.size:
             raise LaunchError(
@@ -67,10 +64,8 @@ class MpiJob:
         return members
 
     def _meet(self, creation: Any, members: Sequence[int]) -> None:
-        """Wait in the store until all ranks create the group: MPI would wait without a limit.
-
-        `members` are their MPI ranks, if they are known: one that has ended its program is not waited for.
-        """
+        """Wait in the store until all ranks create the group: MPI would wait without a limit. `members` are their MPI
+        ranks, if they are known: one that has ended its program is not waited for."""
         store, rank, watch, time_out = creation.store, creation.group_rank, self.world.watch, creation.timeout
         made = store.add(f"made/{rank}", 1)  # a later group may have the same name
         keys, failed = [f"made/{made}/{peer}" for peer in range(creation.group_size)], f"failed/{made}"

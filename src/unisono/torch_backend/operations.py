@@ -45,9 +45,7 @@ Tensors = list[torch.Tensor]
 
 def collective(name: str) -> Callable[[Callable[..., None]], Callable[..., Work]]:
     """Return a decorator for a method that carries an operation out: a call of it submits that, as `name` in messages.
-
-    The first argument is what the operation fills, the second one its inputs, where they are others.
-    """
+    The first argument is what the operation fills, the second one its inputs, where they are others."""
 
     def decorate(method: Callable[..., None]) -> Callable[..., Work]:
         @wraps(method)

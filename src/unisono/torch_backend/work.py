@@ -214,10 +214,8 @@ def profiled(name: str, inputs: Sequence[torch.Tensor]) -> Event | None:
 
 
 class SubmissionQueue:
-    """Queue of one group's collectives, which it carries out. `group` is the group's name in messages.
-
-    The watch ends `calls`, those of the group, after the time-out of the collective that is carried out.
-    """
+    """Queue of one group's collectives, which it carries out. `group` is the group's name in messages. The watch ends
+    `calls`, those of the group, after the time-out of the collective that is carried out."""
 
     def __init__(self, group: str, rank: int, size: int, calls: Calls) -> None:
         self.group, self.rank, self.size, self.calls = group, rank, size, calls
