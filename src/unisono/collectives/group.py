@@ -171,8 +171,8 @@ class Group:
         return Choice(plan.algorithm if exact else calls.schedule_for(plan), "sockets")
 
     def socket_calls(self, call: Call) -> SocketCalls | None:
-        """Return the collectives through sockets, which all ranks of several nodes make together once; None on all where
-        the library's are as fast, or a rank cannot connect."""
+        """Return the collectives through sockets, which all ranks of several nodes make together once; None on all
+        where the library's are as fast, or a rank cannot connect."""
         if not self._socket_calls:
             self._socket_calls.append(self._make_together(call, lambda: open_socket_calls(self)))
         return self._socket_calls[0]
