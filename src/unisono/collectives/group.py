@@ -357,7 +357,7 @@ class Group:
         while self.backends:
             self.backends.popitem()[1].free()
         for calls in filter(None, self._socket_calls):
-            calls.close()
+            calls.sockets.close()
         self._socket_calls.clear()
         if self._memory is not None:
             self._memory.free()
@@ -373,7 +373,7 @@ class Group:
         for backend in self.backends.values():
             backend.abort()
         for calls in filter(None, self._socket_calls):
-            calls.end()
+            calls.sockets.end()  # waits of this rank and of others find out
         if self._owns_watch and self.watch is not None:
             self.watch.stop()
         elif self.calls.failure is None and self.watch is not None:

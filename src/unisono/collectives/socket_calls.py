@@ -116,7 +116,7 @@ class SocketCalls:
     """Collectives of one group through its sockets."""
 
     def __init__(self, group: Group, sockets: Sockets) -> None:
-        self._group, self._sockets, self._few_rounds = group, sockets, False
+        self._group, self.sockets, self._few_rounds = group, sockets, False
         self._barrier = self._make_barrier(False)
 
     def _make_barrier(self, few_rounds: bool) -> Callable[[int, int, int], None]:
@@ -125,14 +125,6 @@ class SocketCalls:
         program = schedule.allreduce(group.rank, group.size)
         nothing = Payload((0,), Cut(0, program.chunks, 1), arithmetic_of(torch.uint8), RowKind.OTHER)
         return self._player_of([*rows_of(group.rank, program, nothing, 0)], nothing.arithmetic)
-
-    def end(self) -> None:
-        """End the connections, from any thread: waits of this rank and of others find out."""
-        self._sockets.end()
-
-    def close(self) -> None:
-        """Close the sockets. All ranks call it together."""
-        self._sockets.close()
 
     def choose(self) -> bool:
         """Return True on all ranks if a barrier by sockets is as fast as the library's; they go on with its kind.
@@ -207,7 +199,7 @@ class SocketCalls:
         return (digest + self._group.calls.number) % TOKENS
 
     def _player_of(self, rows: Sequence[Row], arithmetic: Arithmetic) -> Callable[[int, int, int], None]:
-        return self._sockets.player_of(rows, arithmetic, self._late, self._raise_mismatch)
+        return self.sockets.player_of(rows, arithmetic, self._late, self._raise_mismatch)
 
     def _late(self) -> None:
         self._group.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)  # others may need MPI's progress

@@ -144,23 +144,12 @@ def _at(call_site: str) -> str:
 
 
 def call_site() -> str:
-    """Return FILE:LINE of the main thread in the user's program; of a library if no frame is in the program."""
-    frames = _main_thread_frames()
-    of_program = [frame for frame in frames if is_of_program(frame[0])]
-    return next((":".join(frame) for frame in [*of_program, *frames]), "")
+    """Return FILE:LINE of the main thread in the user's program; of a library if no frame is in the program; "" where
+    no temporary file can be made.
 
-
-def is_exiting() -> bool:
-    """Return True if the program has ended, and what `atexit` calls may still run."""
-    return not threading.main_thread().is_alive()
-
-
-def _main_thread_frames() -> list[tuple[str, str]]:
-    """Return files and lines of the main thread's frames, the innermost first.
-
-    `faulthandler` reads them in one call. Frame objects of a thread that runs are not safe to follow (Python 3.11): a
-    garbage collection on the way may let that thread go on, and `f_back` is then whatever has taken the frame's place.
-    Returns none where no temporary file can be made.
+    `faulthandler` reads all frames in one call. Frame objects of a thread that runs are not safe to follow (Python
+    3.11): a garbage collection on the way may let that thread go on, and `f_back` is then whatever has taken the
+    frame's place.
     """
     threads: list[str] = []
     with suppress(OSError), tempfile.TemporaryFile() as dump:
@@ -169,7 +158,9 @@ def _main_thread_frames() -> list[tuple[str, str]]:
         threads = dump.read().decode("ascii", "replace").split("\n\n")
     identity = f"0x{threading.main_thread().ident:016x}"
     main = next((thread for thread in threads if identity in thread.partition("\n")[0]), "")
-    return re.findall(r'^  File "(.*)", line (\d+) in', main, re.MULTILINE)
+    frames = re.findall(r'^  File "(.*)", line (\d+) in', main, re.MULTILINE)  # the innermost first
+    of_program = [frame for frame in frames if is_of_program(frame[0])]
+    return next((":".join(frame) for frame in [*of_program, *frames]), "")
 
 
 CALLS_KEPT = 256  # number of recent calls that a rank keeps

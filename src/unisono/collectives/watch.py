@@ -39,7 +39,6 @@ from unisono.collectives.states import (
     Wait,
     call_site,
     failure,
-    is_exiting,
     is_hopeless,
     is_reporter,
     missing_ranks,
@@ -253,7 +252,8 @@ class Watch:
             numbers = {calls.name: calls.position for calls in worlds}
             failures = {calls.name: calls.failure for calls in worlds if calls.failure is not None}
             broken = {name: message if kind is MismatchError else "" for name, (kind, message) in failures.items()}
-            ended = is_exiting()  # another watch of this process may have left, and wait for other ranks
+            # the program has ended, but not what `atexit` calls: another watch may have left, and wait for other ranks
+            ended = not threading.main_thread().is_alive()
             return State("" if ended else call_site(), () if ended else waits, numbers, broken, ended)
 
     def _on_notice(self, notice: CallNotice) -> None:

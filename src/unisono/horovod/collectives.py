@@ -198,15 +198,12 @@ def allreduce(
     """Return the reduction of `tensor` over all ranks. Differentiable; the options are those of `allreduce_async_`."""
     options = average, name, op, prescale_factor, postscale_factor, compression
 
-    def reduced(source: torch.Tensor) -> torch.Tensor:
-        return synchronize(allreduce_async(source, *options))  # type: ignore[no-any-return]
-
     def gradient(grad: torch.Tensor) -> torch.Tensor:
         if op not in (None, Average, Sum):
             raise UsageError(f"allreduce with {op.name} has no gradient: use Average or Sum")
         return allreduce(grad, average, name, compression, op, prescale_factor, postscale_factor)
 
-    return _differentiable(tensor, reduced, gradient)
+    return _differentiable(tensor, lambda source: synchronize(allreduce_async(source, *options)), gradient)
 
 
 def grouped_allreduce_async_(tensors: Sequence[torch.Tensor], *options: Any, **named: Any) -> list[Handle]:

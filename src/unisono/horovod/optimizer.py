@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -121,23 +122,19 @@ def _before_step(optimizer: Any, arguments: tuple[Any, ...], named: dict[str, An
     if given is None:
         optimizer.exchange.complete_for_step(optimizer.skip)
         return None
-    return (arguments[0], _averaged(optimizer.exchange, given)), {}
+    return (arguments[0], partial(_averaged, optimizer.exchange, given)), {}
 
 
-def _averaged(exchange: GradientExchange, closure: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a closure with the mean of all ranks' gradients and losses, so that all ranks take the same decisions."""
-
-    def averaged() -> Any:
-        exchange.restart()
-        loss = closure()
-        exchange.synchronize()
-        if isinstance(loss, Real):
-            return allreduce(torch.tensor(float(loss), dtype=torch.float64)).item()
-        if loss is not None and not isinstance(loss, torch.Tensor):
-            raise UsageError(f"a closure returned a {type(loss).__name__}: return a tensor, a number or None")
-        return None if loss is None else allreduce(loss.detach())
-
-    return averaged
+def _averaged(exchange: GradientExchange, closure: Callable[[], Any]) -> Any:
+    """Call a closure; return the mean of all ranks' losses, and average the gradients: all take the same decisions."""
+    exchange.restart()
+    loss = closure()
+    exchange.synchronize()
+    if isinstance(loss, Real):
+        return allreduce(torch.tensor(float(loss), dtype=torch.float64)).item()
+    if loss is not None and not isinstance(loss, torch.Tensor):
+        raise UsageError(f"a closure returned a {type(loss).__name__}: return a tensor, a number or None")
+    return None if loss is None else allreduce(loss.detach())
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
