@@ -135,8 +135,8 @@ class Group:
         """Compare `label` too in each call of the block, after the label that the group has: it distinguishes otherwise
         equal calls."""
         outer = self.label
+        self.label_calls(outer + label)
         try:
-            self.label_calls(outer + label)
             yield
         finally:
             self.label_calls(outer)
