@@ -203,7 +203,7 @@ def together(tensors: Sequence[torch.Tensor], action: Callable[[torch.Tensor], N
 
 def spread(flat: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
     """Copy a flat tensor into `parts`, one after another; together they are as long."""
-    for part, own in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
+    for part, own in zip(parts, torch.split(flat, [part.numel() for part in parts]), strict=True):
         part.detach().copy_(own.view(part.shape))
 
 
