@@ -14,14 +14,12 @@ import torch
 from unisono import witness
 from unisono.call import call_of
 from unisono.collectives.all_gather import all_gather
-from unisono.collectives.all_to_all import all_to_all
-from unisono.collectives.all_to_all_v import all_to_all_v
+from unisono.collectives.all_to_all import all_to_all, all_to_all_v
 from unisono.collectives.allreduce import allreduce, device_transports
-from unisono.collectives.broadcast import broadcast
 from unisono.collectives.checks import Checks
 from unisono.collectives.device_transports import ALONE, Transports
 from unisono.collectives.group import Group
-from unisono.collectives.reduce import reduce
+from unisono.collectives.reduce import broadcast, reduce
 from unisono.collectives.reduce_scatter import reduce_scatter
 from unisono.collectives.watch import Watch
 from unisono.errors import UnisonoError, UsageError

@@ -20,9 +20,8 @@ from unisono.collectives.checks import Checks, check_output, check_tensors
 from unisono.collectives.device_transports import Transports, backend_of, transports_of
 from unisono.collectives.direct import allreduce_direct, is_direct
 from unisono.collectives.group import Group
-from unisono.collectives.payload import is_plain, nbytes_of, send_buffer
-from unisono.collectives.plans import AUTO
-from unisono.collectives.prepare import prepare
+from unisono.collectives.payload import is_plain, nbytes_of, put_back, send_buffer
+from unisono.collectives.prepare import AUTO, prepare
 from unisono.collectives.ready import Key, start_and_keep
 from unisono.collectives.staged import allreduce_staged, is_on_device, refuse_shared, refuse_unsupported
 from unisono.transports.exact import FORMATS, sum_over
@@ -66,9 +65,7 @@ def _start_first(
             nbytes_of(tensor)
             check_output(group, tensor, "allreduce")
         with torch.no_grad():
-            total = sum_over(group, tensor, algorithm, allreduce)
-            if total.data_ptr() != tensor.data_ptr():
-                tensor.copy_(total.view(tensor.shape))
+            put_back(tensor, sum_over(group, tensor, algorithm, allreduce))
         return
     if is_on_device(tensor):
         with Checks(group, "allreduce"):
@@ -98,8 +95,8 @@ def _start_first(
 
 
 def _sums_what_it_sees(group: Group, tensor: torch.Tensor) -> bool:
-    """Return True where a rank has the numbers of all ranks for a chunk, and sums them exactly without an exponent that
-    all agree on: on one node, and of short tensors through sockets."""
+    """Return True where a rank has all ranks' numbers for a chunk, and needs no common exponent: on one node, and for
+    short tensors through sockets."""
     if group.size == 1 or not tensor.is_cpu or tensor.dtype not in FORMATS or tensor.numel() == 0:
         return False
     if group.uses_shared_memory(call_of("an exact sum")):

@@ -26,8 +26,8 @@ import torch.distributed as dist
 from unisono.call import call_of
 from unisono.collectives.direct import MIN_DIRECT_BYTES, allreduce_direct, mpi_reports_gpu_support
 from unisono.collectives.group import Group
-from unisono.collectives.payload import flat_of, name_of
-from unisono.collectives.plans import AUTO
+from unisono.collectives.payload import flat_of, name_of, put_back
+from unisono.collectives.prepare import AUTO
 from unisono.collectives.staged import Allreduce, allreduce_staged
 from unisono.device import identity_of, module_of
 from unisono.errors import BackendError, UsageError
@@ -42,28 +42,19 @@ VARIABLE = "UNISONO_DEVICE_TRANSPORT"
 
 STAGED, DIRECT = "staged", "direct"
 
-PROBE_BYTES = 8 << 20
-"""Bytes of the sum by which transports are tried."""
-
-HIERARCHICAL = "hierarchical"
-"""Schedule whose rounds a backend within nodes carries out; no other that is asked for by name."""
-
+PROBE_BYTES = 8 << 20  # bytes of the sum by which transports are tried
+HIERARCHICAL = "hierarchical"  # the one schedule that is asked for by name whose rounds a backend carries out
 OPS = {"sum": "SUM", "product": "PRODUCT", "minimum": "MIN", "maximum": "MAX"}
-"""PyTorch's names of the ops that backends of devices know."""
-
 DTYPES = {*HALF_DTYPES, torch.float32, torch.float64, torch.int32, torch.int64, torch.int8, torch.uint8}
-"""Dtypes that they know."""
+"""Ops, with PyTorch's names, and dtypes that backends of devices know."""
 
 
 class Transports(NamedTuple):
     """Transports of the sums of one kind of device."""
 
-    moves: bool
-    """True where MPI moves the memory of the device, faster than by copies in the host's."""
-    backend: str = ""
-    """Name of PyTorch's backend, where sums by it within nodes are fastest."""
-    why_not: str = ""
-    """Reason for which a backend that is there was not tried."""
+    moves: bool  # True where MPI moves the memory of the device, faster than by copies in the host's
+    backend: str = ""  # name of PyTorch's backend, where sums by it within nodes are fastest
+    why_not: str = ""  # reason for which a backend that is there was not tried
 
     @property
     def stays(self) -> bool:
@@ -82,16 +73,12 @@ class Transports(NamedTuple):
         return f"sums {ways}{f' ({self.why_not})' if self.why_not else ''}"
 
 
-ALONE = Transports(moves=True)
-"""Transports of one rank, whose sums need none."""
+ALONE = Transports(moves=True)  # transports of one rank, whose sums need none
 
 
 def transports_of(group: Group, device: torch.device, allreduce: Allreduce) -> Transports:
-    """Return how sums of a kind of device travel. Called by all ranks together.
-
-    The first call for a kind of device tries what is there, unless rank 0's environment asks for one. Raises UsageError
-    on all ranks for one that is not there.
-    """
+    """Return how sums of a kind of device travel. Called by all ranks together: the first call tries what is there,
+    unless rank 0's environment asks for one. Raises UsageError on all ranks for one that is not there."""
     if device.type not in group.transports_of_devices:
         group.transports_of_devices[device.type] = _try(group, device, allreduce)
     return group.transports_of_devices[device.type]  # type: ignore[no-any-return]
@@ -124,9 +111,8 @@ def _try(group: Group, device: torch.device, allreduce: Allreduce) -> Transports
     if name and not why_not:
         group.transports_of_devices[kind] = Transports(moves)  # between the nodes
         try:
-            seconds[name] = _seconds(
-                group, device, partial(backend_of(group, device, allreduce, name).allreduce, op="sum", wire=None)
-            )
+            backend = backend_of(group, device, allreduce, name)
+            seconds[name] = _seconds(group, device, partial(backend.allreduce, op="sum", wire=None))
         except BackendError as error:
             why_not = str(error)
     if asked == name and why_not:
@@ -268,9 +254,7 @@ class NodeBackend:
                     group.keep_alive(flat)
                     self.abort()
                     raise
-        if flat.data_ptr() != tensor.data_ptr():
-            with torch.no_grad():
-                tensor.copy_(flat.view(tensor.shape))
+        put_back(tensor, flat)
 
     def _reduce(self, flat: torch.Tensor, op: str, wire: str | None) -> None:
         wide = flat.float() if flat.dtype in HALF_DTYPES else flat

@@ -1,11 +1,7 @@
 """Collectives of memory on a device, which a CUDA-aware MPI library moves as it is; the device computes the sums.
 
-Any schedule is played on it, by the player of messages (`transports/player.py`):
-
-    SEND, RECEIVE   the payload's own memory
-    ADD             into a landing buffer on the device, which sums in the order of the ranks, in float32 or wider
-
-`auto` takes `direct`: 2 rounds, 2n(p-1)/p bytes sent by each rank, half as many with a wire of 16 bits
+Any schedule is played on it (`transports/player.py`): SEND and RECEIVE on the payload's own memory, ADD by way of a
+landing buffer on the device, which sums in the order of the ranks, in float32 or wider. `auto` takes `direct`
 (`docs/devices.md`).
 
 The library knows no streams: the host waits for the device before each round, and for the messages before each sum.
@@ -28,8 +24,8 @@ import torch
 from unisono.call import call_of
 from unisono.collectives.checks import Checks, check_chunk
 from unisono.collectives.group import Group
-from unisono.collectives.payload import flat_of, memory_of, move_dtype_of
-from unisono.collectives.plans import AUTO
+from unisono.collectives.payload import flat_of, memory_of, move_dtype_of, put_back
+from unisono.collectives.prepare import AUTO
 from unisono.device import is_on_host, module_of
 from unisono.mpi import MPI
 from unisono.network.choice import LIBRARY
@@ -39,20 +35,14 @@ from unisono.transports.arithmetic import HALF_DTYPES, TORCH_OPS, Float32Arithme
 from unisono.transports.messages import tag_of, wait_until
 from unisono.transports.player import TICKET_SPREAD, Completion, Move, Rounds, play
 
-WIRE_DTYPES = {None: None, "float16": torch.float16, "bfloat16": torch.bfloat16}
-"""Dtypes in which numbers travel, by wire; None for the tensor's own."""
+WIRE_DTYPES = {None: None, "float16": torch.float16, "bfloat16": torch.bfloat16}  # None for the tensor's own
 
 MIN_DIRECT_BYTES = 4 << 20
 """Smallest tensor that is summed on the device, in bytes: a message of a device's memory takes hundreds of us."""
 
-ASA = "direct"
-"""Schedule of Theano-MPI's ASA."""
-
-PIECE_BYTES = 32 << 20
-"""Largest chunk of a piece, in bytes: landing memory is that of the pieces in flight."""
-
-IN_FLIGHT = 2
-"""Pieces of a payload that are under way at once."""
+ASA = "direct"  # schedule of Theano-MPI's ASA
+PIECE_BYTES = 32 << 20  # largest chunk of a piece, in bytes: landing memory is that of the pieces in flight
+IN_FLIGHT = 2  # pieces of a payload that are under way at once
 
 
 def mpi_reports_gpu_support() -> bool:
@@ -69,16 +59,12 @@ def allreduce_direct(
     coded = flat if (dtype := WIRE_DTYPES[wire]) is None or not flat.is_floating_point() else flat.to(dtype)
     _play(group, "allreduce", coded, op, ASA if algorithm == AUTO else algorithm)
     if coded.data_ptr() != tensor.data_ptr():
-        with torch.no_grad():
-            tensor.copy_(coded.view(tensor.shape))
+        put_back(tensor, coded)
         _settle(tensor)
 
 
 def reduce_scatter_direct(group: Group, tensor: torch.Tensor, part: torch.Tensor, op: str) -> None:
-    """Reduce `tensor` over all ranks by `op`; `part` of rank r receives the r-th of its equal parts.
-
-    Raises TensorError where `part` shares memory with `tensor` in any other place than that part.
-    """
+    """Reduce `tensor` over all ranks by `op`; rank r's `part` receives the r-th equal part, and may lie there."""
     with Checks(group, "reduce_scatter"):
         check_chunk(group, "reduce_scatter", part, tensor, group.rank * part.numel())
     partial_sums = flat_of(tensor).clone()
@@ -88,10 +74,7 @@ def reduce_scatter_direct(group: Group, tensor: torch.Tensor, part: torch.Tensor
 
 
 def all_gather_direct(group: Group, part: torch.Tensor, out: torch.Tensor) -> None:
-    """Gather every rank's `part` into `out`, side by side.
-
-    Raises TensorError where `part` shares memory with `out` in any other place than its own.
-    """
+    """Gather every rank's `part`, which may lie in its own place there, into `out`, side by side."""
     with Checks(group, "all_gather"):
         check_chunk(group, "all_gather", part, out, group.rank * part.numel())
     flat = flat_of(out)
@@ -142,10 +125,7 @@ class DeviceArithmetic(Float32Arithmetic):
 
 
 class DeviceTransport:
-    """Transport for the moves of one call, on a communicator that nothing else uses.
-
-    `payload` is flat memory of a device. `fingerprint` is a number that is equal on ranks in the same call.
-    """
+    """Transport of one call's moves of a device's flat memory, on a communicator that nothing else uses."""
 
     copies = False
 

@@ -16,16 +16,11 @@ import numpy as np
 import torch
 
 from unisono.call import WORDS_BYTES, Call, call_of, decode_words, difference, encode_words
-from unisono.collectives.calls import Calls
 from unisono.collectives.payload import is_plain, name_of
-from unisono.collectives.plans import Plans
+from unisono.collectives.prepare import Plans
 from unisono.collectives.ready import MAX_READY, Ready
-from unisono.collectives.socket_calls import (
-    LONG_COLLECTIVES,
-    MAX_SHORT_BYTES,
-    SocketCalls,
-    open_socket_calls,
-)
+from unisono.collectives.socket_calls import LONG_COLLECTIVES, MAX_SHORT_BYTES, SocketCalls, open_socket_calls
+from unisono.collectives.states import Calls
 from unisono.collectives.trials import Trials
 from unisono.collectives.watch import Watch
 from unisono.errors import MismatchError, StallError, UsageError
@@ -73,27 +68,23 @@ class Group:
         self.placement, self.table, self.one_node = placement, table, placement.one_node
         self._dup = dup
         self._owns_watch = watch is None and comm.size > 1
-        self.watch: Watch | None = watch
-        if self._owns_watch:
-            self.watch = Watch(comm, self.node_ranks, timeout)
-        self.calls: Calls = self._new_calls(name)
-        self.broken = False
-        """True once a wait was ended, or ranks of several nodes differed: no collective call may follow."""
+        self.watch = Watch(comm, self.node_ranks, timeout) if self._owns_watch else watch
+        if self.watch is None or self.size == 1:
+            self.calls = Calls(name, [0])
+        else:
+            self.calls = Calls(name, self.watch.ranks_of(comm))
+            self.watch.add(self.calls)
+        self.broken = False  # True once a wait was ended, or ranks of several nodes differed: no call may follow
         self._pending = False
-        self.transports_of_devices: dict[str, Any] = {} if dup is None else dup.transports_of_devices
-        """Transports of sums of each kind of device that was tried (`device_transports.py`)."""
-        self.backends: dict[str, Any] = {}
-        """PyTorch's own backends of this node's ranks, by kind of device."""
-        self.label = ""
-        """Text that is compared in addition to the description of each call."""
-        self.messages = comm.Dup()
-        """Communicator for the messages of schedules, which then never match others."""
+        self.transports_of_devices: dict[str, Any] = {} if dup is None else dup.transports_of_devices  # those tried
+        self.backends: dict[str, Any] = {}  # PyTorch's own backends of this node's ranks, by kind of device
+        self.label = ""  # text that is compared in addition to the description of each call
+        self.messages = comm.Dup()  # communicator for the messages of schedules, which then never match others
         self._control = comm.Dup()
         self.calls.channels = comm, self.messages, self._control
         for channel in self.calls.channels:
             channel.Set_errhandler(MPI.ERRORS_RETURN)  # raise exceptions, also if the program has set another handler
-        self._compared = np.empty((2, 2), np.int64)
-        """A call's digest and its negative on this rank, and their maxima over the ranks."""
+        self._compared = np.empty((2, 2), np.int64)  # a call's digest and its negative, and their maxima over the ranks
         self._memory: NodeMemory | None = None
         self._memory_made = not self.one_node or self.size == 1
         self._trials = Trials(self)
@@ -102,19 +93,11 @@ class Group:
         self._mailboxes: list[Mailboxes | None] = []
         self._cross_memory: list[CrossMemory | None] = []
         self.prepared: dict[Plan, Prepared] = {}
-        self.ready = Ready(MAX_READY)
-        """Plays of collectives that were carried out, by all that determines them."""
+        self.ready = Ready(MAX_READY)  # plays of collectives that were carried out, by all that determines them
         self._users = weakref.WeakSet([self])  # groups that find this group's memory
         while dup is not None:  # whose memory is found through all dups between
             dup._users.add(self)
             dup = dup._dup
-
-    def _new_calls(self, name: str) -> Calls:
-        if self.watch is None or self.size == 1:
-            return Calls(name, [0])
-        calls = Calls(name, self.watch.ranks_of(self.comm))
-        self.watch.add(calls)
-        return calls
 
     def memory_for(self, call: Call) -> NodeMemory:
         """Return the memory shared by the ranks of the one node; all make it together in the first call."""
@@ -128,10 +111,8 @@ class Group:
         return self.one_node
 
     def _make_memory(self, call: Call) -> None:
-        """Make the shared memory of one node in the first call of all ranks.
-
-        Without enough memory, all data goes by messages, and each rank counts as a node of its own.
-        """
+        """Make the shared memory of one node in the first call of all ranks. Without enough memory, all data goes by
+        messages, and each rank counts as a node of its own."""
         if self._memory_made:
             return
         self._memory_made = True
@@ -149,15 +130,10 @@ class Group:
             self._make_memory(self.plans.plan(*arguments, **named).call)
         return self.plans.plan(*arguments, **named)
 
-    def label_calls(self, label: str) -> None:
-        """Compare `label` too in each later call, as a part of it: it distinguishes otherwise equal calls."""
-        self.label = label
-        if self._memory is not None:
-            self._memory.signals.label_calls(label)
-
     @contextmanager
     def labelled(self, label: str) -> Iterator[None]:
-        """Add `label` to each call of the block, after the label that the group has."""
+        """Compare `label` too in each call of the block, after the label that the group has: it distinguishes otherwise
+        equal calls."""
         outer = self.label
         self.label_calls(outer + label)
         try:
@@ -165,10 +141,14 @@ class Group:
         finally:
             self.label_calls(outer)
 
+    def label_calls(self, label: str) -> None:
+        self.label = label
+        if self._memory is not None:
+            self._memory.signals.label_calls(label)
+
     def find_shared(self, address: int, nbytes: int) -> tuple[str, SharedMemory] | None:
         """Return the location, in words, and the shared memory of the bytes at `address`; None if it is not shared."""
-        shared = None if self._memory is None else self._memory.find(address, nbytes)
-        if shared is not None:
+        if self._memory is not None and (shared := self._memory.find(address, nbytes)) is not None:
             return f"window {shared.index} from byte {address - shared.start}", shared
         in_dup = None if self._dup is None else self._dup.find_shared(address, nbytes)
         return None if in_dup is None else (f"the dup's {in_dup[0]}", in_dup[1])
@@ -191,29 +171,23 @@ class Group:
         return Choice(plan.algorithm if exact else calls.schedule_for(plan), "sockets")
 
     def socket_calls(self, call: Call) -> SocketCalls | None:
-        """Return the collectives through sockets. All ranks of several nodes make them together once.
-
-        None on all ranks where the library's are as fast, or a rank cannot connect.
-        """
+        """Return the collectives through sockets, which all ranks of several nodes make together once; None on all
+        where the library's are as fast, or a rank cannot connect."""
         if not self._socket_calls:
             self._socket_calls.append(self._make_together(call, lambda: open_socket_calls(self)))
         return self._socket_calls[0]
 
     def mailboxes(self, call: Call) -> Mailboxes | None:
-        """Return the mailboxes of this node. All ranks of all nodes make them together in the first call.
-
-        None on all ranks if any rank lacks memory for them.
-        """
+        """Return the mailboxes of this node, which all ranks of all nodes make together in the first call; None on all
+        ranks if any rank lacks memory for them."""
         if not self._mailboxes:
             node = self.placement.node_of(self.rank)
             self._mailboxes.append(self._make_together(call, lambda: make_mailboxes(self.comm, node)))
         return self._mailboxes[0]
 
     def cross_memory(self, call: Call) -> CrossMemory | None:
-        """Return access to the memory of the ranks of the one node. All make it together in the first call.
-
-        None on all ranks if the kernel, or UNISONO_CMA=off on a rank, forbids it.
-        """
+        """Return access to the memory of the ranks of the one node, which all make together in the first call; None on
+        all ranks if the kernel, or UNISONO_CMA=off on a rank, forbids it."""
         if not self._cross_memory:
             memory = self.memory_for(call)
             self.barrier(call)  # compares the calls; the library's barrier, which follows, does not
@@ -231,10 +205,8 @@ class Group:
         return self.placement.nodes[self.placement.node_of(self.rank)]
 
     def _make_together(self, call: Call, make: Callable[[], Made]) -> Made:
-        """Return the result of `make`, a collective allocation by the library, whose own wait cannot be ended.
-
-        All ranks enter the call first, in a wait that can be.
-        """
+        """Return the result of `make`, a collective allocation by the library, whose own wait cannot be ended: all
+        ranks enter the call first, in a wait that can be."""
         with self.calls.enter(call.description):
             self.wait_for(self._control.Ibarrier())
         with self._in_step(), self.calls.enter(call.description, in_library=True):
@@ -276,7 +248,7 @@ class Group:
 
     @contextmanager
     def enter_call(self, call: Call) -> Iterator[int]:
-        """Enter a collective call. On one node, all ranks compare it first; across nodes, the watch observes it.
+        """Enter a collective call, which on one node all ranks compare first; across nodes, the watch observes it.
 
         Yields its fingerprint, equal on all ranks in the same call. A MismatchError is reported to all ranks.
         """
@@ -324,11 +296,8 @@ class Group:
             raise
 
     def check_same_call(self, call: Call) -> None:
-        """Check across nodes that all ranks are in the same call, before the MPI library carries it out.
-
-        On one node `call_of` has checked it. Costs one exchange of 16 bytes, or a barrier by sockets. Raises
-        MismatchError on every rank.
-        """
+        """Check across nodes, by 16 bytes or a barrier by sockets, that all ranks are in the same call. On one node
+        `enter_call` has checked it. Raises MismatchError on every rank."""
         if self.one_node or self.size == 1:
             return
         if self._socket_calls and self._socket_calls[0] is not None:
@@ -388,7 +357,7 @@ class Group:
         while self.backends:
             self.backends.popitem()[1].free()
         for calls in filter(None, self._socket_calls):
-            calls.close()
+            calls.sockets.close()
         self._socket_calls.clear()
         if self._memory is not None:
             self._memory.free()
@@ -404,7 +373,7 @@ class Group:
         for backend in self.backends.values():
             backend.abort()
         for calls in filter(None, self._socket_calls):
-            calls.end()
+            calls.sockets.end()  # waits of this rank and of others find out
         if self._owns_watch and self.watch is not None:
             self.watch.stop()
         elif self.calls.failure is None and self.watch is not None:

@@ -10,21 +10,20 @@ ranks in different calls exchange equally many bytes. Otherwise the library repo
 wait and the watch finds them. A payload of one number has a check of 30 bits: together 16 bytes, which are faster than
 20 here, and only other calls of one number can match it.
 
-An exchange of 16 bytes precedes all other calls, also those of short payloads: a rank may refuse its arguments in a
-broadcast or a gathering alone, and is then in an exchange of 16 bytes, too.
+An exchange of 16 bytes precedes all other calls, also short ones: a rank may refuse the arguments of a broadcast alone,
+and is then in an exchange of 16 bytes, too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from unisono.call import Call, call_of
-from unisono.collectives.group import Group
 from unisono.collectives.payload import MPI_TYPES, memory_of, share_memory
 from unisono.mpi import MPI
 from unisono.schedules.pieces import bounds
@@ -32,13 +31,12 @@ from unisono.transports.arithmetic import HALF_DTYPES, NUMPY_DTYPES
 from unisono.transports.exact import integers
 from unisono.transports.plan import Plan, Play, Prepared
 
-CHECKED_PAYLOAD_BYTES = (128, 1 << 10, 4 << 10, 16 << 10, 64 << 10)
-"""Sizes of a parcel's payload in bytes, without the check."""
+if TYPE_CHECKING:
+    from unisono.collectives.group import Group
 
-FINGERPRINT_BITS = {torch.float32: 10, torch.float64: 30, torch.int32: 10, torch.int64: 30}
-"""Bits in each number of the fingerprint: sums over MAX_CHECKED_RANKS are exact."""
-
-MAX_CHECKED_RANKS = 1 << 14
+CHECKED_PAYLOAD_BYTES = (128, 1 << 10, 4 << 10, 16 << 10, 64 << 10)  # sizes of a parcel's payload, without the check
+FINGERPRINT_BITS = {torch.float32: 10, torch.float64: 30, torch.int32: 10, torch.int64: 30}  # in each of its numbers
+MAX_CHECKED_RANKS = 1 << 14  # over which sums of fingerprints are exact
 
 OPS = {
     "sum": MPI.SUM,
@@ -50,8 +48,7 @@ OPS = {
     "xor": MPI.BXOR,
 }
 
-BOOL_OPS = {**OPS, "sum": MPI.BOR, "product": MPI.BAND}
-"""Ops for bool tensors, which MPI sees as bytes of 0 or 1."""
+BOOL_OPS = {**OPS, "sum": MPI.BOR, "product": MPI.BAND}  # ops for bool tensors, which MPI sees as bytes of 0 or 1
 
 
 def numbers_of(tensor: torch.Tensor, op: str) -> tuple[torch.Tensor, MPI.Datatype, MPI.Op]:
@@ -84,21 +81,16 @@ def _swap_order(bits: torch.Tensor) -> torch.Tensor:
 
 def by_library(group: Group, plan: Plan) -> Prepared:
     """Prepare a collective that the MPI library carries out."""
-    return _CALLS[plan.collective](group, plan)
-
-
-def _in_library_call(group: Group, call: Call, carry_out: Callable[[], None]) -> Play:
-    def play() -> None:
-        with group.enter_library_call(call):
-            carry_out()
-
-    return play
+    reductions = {"allreduce": _reduce, "reduce": _reduce, "reduce_scatter": _reduce_scatter}
+    return reductions.get(plan.collective, _move)(group, plan)
 
 
 def _reduce(group: Group, plan: Plan) -> Prepared:
     """Prepare an allreduce, or a reduction to the root alone."""
     root = plan.root if plan.collective == "reduce" else None
-    if root is None and plan.op == "sum" and _carries_check(group, plan):
+    short = plan.dtype in FINGERPRINT_BITS and 0 < plan.nbytes <= CHECKED_PAYLOAD_BYTES[-1]
+    fit = root is None and plan.op == "sum" and short and group.size <= MAX_CHECKED_RANKS
+    if fit and not group.uses_shared_memory(plan.call):
         return _checked_sum(group, plan.length, plan.dtype, plan.call)
     comm, receives = group.comm, root in (None, group.rank)
 
@@ -122,8 +114,7 @@ def _reduce(group: Group, plan: Plan) -> Prepared:
 
 
 def _reduce_scatter(group: Group, plan: Plan) -> Prepared:
-    ends = [bounds(plan.length, group.size, rank) for rank in range(group.size)]
-    counts = [stop - start for start, stop in ends]
+    counts, _ = _chunks_of(group, plan)
 
     def at(source: int, target: int) -> Play:
         flat = _tensor_at(source, plan.length, plan.dtype)
@@ -144,47 +135,33 @@ def _reduce_scatter(group: Group, plan: Plan) -> Prepared:
     return at
 
 
-def _all_gather(group: Group, plan: Plan) -> Prepared:
+def _chunks_of(group: Group, plan: Plan) -> tuple[list[int], list[int]]:
+    """Return the length and the start of each rank's chunk."""
     ends = [bounds(plan.length, group.size, rank) for rank in range(group.size)]
-    counts, starts = [stop - start for start, stop in ends], [start for start, _ in ends]
-
-    def at(_: int, target: int) -> Play:
-        memory = MPI.memory.fromaddress(target, plan.nbytes)
-        recvbuf = [memory, counts, starts, MPI_TYPES[plan.dtype]]
-        return _in_library_call(group, plan.call, lambda: group.comm.Allgatherv(MPI.IN_PLACE, recvbuf))
-
-    return at
+    return [stop - start for start, stop in ends], [start for start, _ in ends]
 
 
-def _broadcast(group: Group, plan: Plan) -> Prepared:
-    def at(_: int, target: int) -> Play:
-        buffer = [MPI.memory.fromaddress(target, plan.nbytes), MPI.BYTE]
-        return _in_library_call(group, plan.call, lambda: group.comm.Bcast(buffer, plan.root))
-
-    return at
-
-
-def _all_to_all(group: Group, plan: Plan) -> Prepared:
-    each = plan.nbytes // group.size
+def _move(group: Group, plan: Plan) -> Prepared:
+    """Prepare an all_gather, a broadcast or an all_to_all, in which nothing is reduced."""
+    comm, chunks, each = group.comm, _chunks_of(group, plan), plan.nbytes // group.size
 
     def at(source: int, target: int) -> Play:
-        outgoing, incoming = (
-            [MPI.memory.fromaddress(memory, plan.nbytes), each, MPI.BYTE] for memory in (source, target)
-        )
-        return _in_library_call(group, plan.call, lambda: group.comm.Alltoall(outgoing, incoming))
+        memory = MPI.memory.fromaddress(target, plan.nbytes)
+        if plan.collective == "all_gather":
+            act = partial(comm.Allgatherv, MPI.IN_PLACE, [memory, *chunks, MPI_TYPES[plan.dtype]])
+        elif plan.collective == "broadcast":
+            act = partial(comm.Bcast, [memory, MPI.BYTE], plan.root)
+        else:
+            outgoing = MPI.memory.fromaddress(source, plan.nbytes)
+            act = partial(comm.Alltoall, [outgoing, each, MPI.BYTE], [memory, each, MPI.BYTE])
+
+        def play() -> None:
+            with group.enter_library_call(plan.call):
+                act()
+
+        return play
 
     return at
-
-
-_CALLS: Mapping[str, Callable[[Group, Plan], Prepared]] = {
-    "allreduce": _reduce,
-    "reduce_scatter": _reduce_scatter,
-    "all_gather": _all_gather,
-    "broadcast": _broadcast,
-    "all_to_all": _all_to_all,
-    "reduce": _reduce,
-}
-"""Functions that prepare the collectives of the library, by name."""
 
 
 def _tensor_at(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
@@ -192,12 +169,6 @@ def _tensor_at(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
     if length == 0:
         return torch.empty(0, dtype=dtype, device="cpu")
     return torch.frombuffer(MPI.memory.fromaddress(address, length * dtype.itemsize), dtype=dtype)
-
-
-def _carries_check(group: Group, plan: Plan) -> bool:
-    """Return True if the payload is short enough, of a supported dtype, and goes across nodes."""
-    fit = plan.dtype in FINGERPRINT_BITS and 0 < plan.nbytes <= CHECKED_PAYLOAD_BYTES[-1]
-    return fit and not group.uses_shared_memory(plan.call) and group.size <= MAX_CHECKED_RANKS
 
 
 def _checked_sum(group: Group, length: int, dtype: torch.dtype, call: Call) -> Prepared:
@@ -210,7 +181,6 @@ def _checked_sum(group: Group, length: int, dtype: torch.dtype, call: Call) -> P
     header, body = memory[: check.nbytes], memory[check.nbytes : check.nbytes + nbytes]
     unlabelled = check.tobytes(), (check * group.size).tobytes()
     buffer = [parcel, MPI_TYPES[dtype]]
-    exchange = _sum_in_call(group, call)
 
     def at(_: int, address: int) -> Play:
         view: Any = MPI.memory.fromaddress(address, nbytes)
@@ -223,7 +193,7 @@ def _checked_sum(group: Group, length: int, dtype: torch.dtype, call: Call) -> P
                 sent, expected = check.tobytes(), (check * group.size).tobytes()
             header[:] = sent
             body[:] = payload
-            if not exchange(buffer) or header.tobytes() != expected:
+            if not _sum_in_call(group, call, buffer) or header.tobytes() != expected:
                 with group.enter_call(call):
                     group.raise_mismatch(call)
             payload[:] = body
@@ -233,27 +203,22 @@ def _checked_sum(group: Group, length: int, dtype: torch.dtype, call: Call) -> P
     return at
 
 
-def _sum_in_call(group: Group, call: Call) -> Callable[[Any], bool]:
-    """Return a function that sums a buffer in place in the call; its result is False for a truncated message.
+def _sum_in_call(group: Group, call: Call, buffer: Any) -> bool:
+    """Sum a buffer in place in the call; return False for a truncated message.
 
     The wait is our own, which lets go of the library between its polls. One in the library keeps its lock most of the
     time: messages of other threads, such as those of split layers beside an exchange of gradients, then took seconds.
     """
-    calls, description = group.calls, call.description
-
-    def carry_out(buffer: Any) -> bool:
-        outer = calls.begin(description + group.label, in_library=False)
-        try:
-            group.wait_for(group.comm.Iallreduce(MPI.IN_PLACE, buffer), buffer)
-        except MPI.Exception as error:
-            if error.Get_error_class() not in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS):
-                raise
-            return False
-        finally:
-            calls.end(outer)
-        return True
-
-    return carry_out
+    outer = group.calls.begin(call.description + group.label, in_library=False)
+    try:
+        group.wait_for(group.comm.Iallreduce(MPI.IN_PLACE, buffer), buffer)
+    except MPI.Exception as error:
+        if error.Get_error_class() not in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS):
+            raise
+        return False
+    finally:
+        group.calls.end(outer)
+    return True
 
 
 def _check_of(call: Call, dtype: torch.dtype, length: int) -> Any:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -85,8 +84,13 @@ def receive_buffer(tensor: torch.Tensor) -> torch.Tensor:
 def copy_back(tensors: Iterable[torch.Tensor], buffers: Iterable[torch.Tensor]) -> None:
     """Copy each buffer from `receive_buffer` into its tensor, where they differ."""
     for tensor, buffer in zip(tensors, buffers, strict=True):
-        if buffer is not tensor:
-            tensor.detach().copy_(buffer)
+        put_back(tensor, buffer)
+
+
+def put_back(tensor: torch.Tensor, result: torch.Tensor) -> None:
+    """Copy a plain result of as many elements into `tensor`, unless it lies there."""
+    if result.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(result.view(tensor.shape))
 
 
 def move_dtype_of(tensor: torch.Tensor) -> torch.dtype:
@@ -112,16 +116,6 @@ class _StridedArray:
         strides = tuple(stride * size for stride in tensor.stride())
         shape, data = tuple(tensor.shape), (tensor.data_ptr(), True)
         self.__array_interface__ = {"shape": shape, "strides": strides, "typestr": f"|V{size}", "data": data}
-
-
-class _ByteRange(NamedTuple):
-    """Range of bytes from a tensor's first element to its last."""
-
-    start: int
-    stop: int
-    written: bool
-    position: int
-    """Index among the outputs, or among the inputs."""
 
 
 def extent(tensor: torch.Tensor) -> tuple[int, int]:
@@ -178,11 +172,8 @@ def same_elements(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 def is_chunk(chunk: torch.Tensor, full: torch.Tensor, start: int) -> bool:
     """Return True if `chunk` is the elements of `full` from `start` on."""
-    if not (chunk.is_contiguous() and full.is_contiguous()) or chunk.is_neg() or full.is_neg():
-        return False
-    if chunk.is_conj() or full.is_conj():
-        return False
-    return chunk.data_ptr() == full.data_ptr() + start * full.element_size()
+    place = full.data_ptr() + start * full.element_size()
+    return is_plain(chunk) and is_plain(full) and chunk.data_ptr() == place
 
 
 def find_aliases(
@@ -198,24 +189,19 @@ def find_aliases(
     extents = sorted(map(extent, (*outputs, *inputs)))
     if all(lower[1] <= upper[0] for lower, upper in pairwise(extents)):
         return ""
-    ranges = [_ByteRange(*extent(tensor), True, position) for position, tensor in enumerate(outputs)]
-    ranges += [_ByteRange(*extent(tensor), False, position) for position, tensor in enumerate(inputs)]
-    ranges.sort()
-    before: list[_ByteRange] = []  # those that reach to the next one
-    for this in ranges:
-        before = [earlier for earlier in before if earlier.stop > this.start]
-        for earlier in before:
-            if not (this.written or earlier.written):
+    tensors = {("output", index): tensor for index, tensor in enumerate(outputs)}
+    tensors |= {("input", index): tensor for index, tensor in enumerate(inputs)}
+    before: list[tuple[int, tuple[str, int]]] = []  # those that reach to the next one, by their ends
+    for (start, stop), this in sorted((extent(tensor), label) for label, tensor in tensors.items()):
+        before = [(end, earlier) for end, earlier in before if end > start]
+        for _, earlier in before:
+            other, output = sorted((earlier, this))  # an input comes before an output
+            if output[0] == "input":
                 continue
-            first, second = (earlier, this) if earlier.written else (this, earlier)
-            output, other = outputs[first.position], (outputs if second.written else inputs)[second.position]
-            if not second.written and (first.position, second.position) in in_place and allowed(output, other):
+            paired = other[0] == "input" and (output[1], other[1]) in in_place
+            if paired and allowed(tensors[output], tensors[other]):
                 continue
-            if share_memory(output, other):
-                return " and ".join(sorted(map(_label_of, (earlier, this)), reverse=True))
-        before.append(this)
+            if share_memory(tensors[output], tensors[other]):
+                return " and ".join(sorted((f"{kind} {index}" for kind, index in (earlier, this)), reverse=True))
+        before.append((stop, this))
     return ""
-
-
-def _label_of(byte_range: _ByteRange) -> str:
-    return f"{'output' if byte_range.written else 'input'} {byte_range.position}"

@@ -1,4 +1,5 @@
-"""Preparation of persistent collectives from plans: all work that does not need the payload is done once.
+"""Plans, data that say how each collective of a group is carried out, and their preparation: all work that does not
+need the payload is done once.
 
 library     the MPI library carries the whole collective out            `library.py`
 windows     the ranks of one node: a fused form, on memory that all see
@@ -11,16 +12,24 @@ sockets     any schedule across nodes: compiled, through sockets of the group   
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
-from unisono.collectives.group import Group
+from unisono.call import call_of
 from unisono.collectives.library import by_library
+from unisono.collectives.payload import name_of
+from unisono.errors import UsageError
 from unisono.mpi import MPI
+from unisono.network.choice import LIBRARY, Choice, ScheduleTable
 from unisono.network.pace import Pace, pace_of
+from unisono.placement import Placement
+from unisono.schedules import SCHEDULES, algorithm_of
+from unisono.schedules.numbering import renumber
 from unisono.schedules.pieces import bounds, cut_program
-from unisono.schedules.schedule import Action, Algorithm, Program
+from unisono.schedules.schedule import Action, Algorithm, Program, cuts_alike
 from unisono.transports.cross_memory import prepare_cross
 from unisono.transports.fused import FUSED
 from unisono.transports.mailboxes import (
@@ -35,9 +44,112 @@ from unisono.transports.mailboxes import (
 from unisono.transports.messages import MessageTransport, Parcel, wait_until
 from unisono.transports.plan import Plan, Prepared, bytes_at, started
 from unisono.transports.player import TICKET_SPREAD, Rounds, Transport, play
+from unisono.wires import EXACT, wire_of
 
-MAX_PREPARED = 256
-"""Largest number of prepared collectives that a group keeps."""
+if TYPE_CHECKING:
+    from unisono.collectives.group import Group
+
+AUTO = "auto"
+
+MAX_PLANS = 4096  # largest number of plans that are kept
+
+
+Asked = tuple[str, torch.dtype, int, str | None, str | None, int, torch.dtype]
+"""Collective that is asked for, dtype and bytes, wire, op, root, and the dtype that replaces its own if nothing is
+reduced."""
+
+
+def plan_of(asked: Asked, choice: Choice) -> Plan:
+    """Return the plan of a collective that was chosen. Raises TensorError for what cannot be reduced."""
+    collective, dtype, nbytes, wire, op, root, move_dtype = asked
+    parts = [f"{nbytes // dtype.itemsize} x {name_of(dtype)}"]
+    parts += [f"root {root}"] if collective in ("broadcast", "reduce") else []
+    parts += [choice.algorithm]
+    parts += [f"op {op}"] if op not in ("sum", None) else []
+    parts += [f"wire {wire}"] if wire is not None else []
+    call = call_of(f"{collective}({', '.join(parts)})")
+    plan = Plan(collective, *choice, nbytes // move_dtype.itemsize, move_dtype, wire, op, root, call)
+    _ = plan.arithmetic  # raises for what cannot be reduced
+    return plan
+
+
+class Plans:
+    """Cache of the plans, schedules and programs of one rank of a group."""
+
+    def __init__(
+        self, rank: int, placement: Placement, table: ScheduleTable, measure: Callable[[Plan], Choice] | None = None
+    ) -> None:
+        """`measure` returns the best choice for a plan that is made for no table, or of an exact sum; all ranks make it
+        together."""
+        self._measure = measure
+        self._placement, self._table = placement, table
+        self._plans: dict[tuple[str, Asked], Plan] = {}
+        self.program: Callable[[Algorithm], Program] = cache(lambda algorithm: algorithm(rank, placement.ranks))
+        self._schedules: dict[tuple[str, str, int], Algorithm] = {}
+
+    def schedule(self, plan: Plan) -> Algorithm:
+        """Return the schedule that a plan names. For a root other than 0, ranks are rotated."""
+        key = plan.collective, plan.algorithm, plan.root
+        if key not in self._schedules:
+            algorithm, ranks = algorithm_of(plan.algorithm, plan.collective, self._placement), self._placement.ranks
+            self._schedules[key] = renumber(algorithm, [(index + plan.root) % ranks for index in range(ranks)])
+        return self._schedules[key]
+
+    def plan(
+        self,
+        collective: str,
+        algorithm: str,
+        tensor: torch.Tensor,
+        wire: str | None = None,
+        op: str | None = "sum",
+        root: int = 0,
+        move_dtype: torch.dtype | None = None,
+    ) -> Plan:
+        """Return the plan of a collective on a payload like `tensor`. With `op` None it is only moved, as `move_dtype`.
+
+        Raises TensorError for a dtype, an op or a wire that is not supported, UsageError for an unknown name.
+        """
+        asked = collective, tensor.dtype, tensor.nbytes, wire, op, root, move_dtype or tensor.dtype
+        if (key := (algorithm, asked)) not in self._plans:
+            if len(self._plans) == MAX_PLANS:
+                self._plans.clear()
+            self._plans[key] = self._make(algorithm, asked)
+        return self._plans[key]
+
+    def _make(self, algorithm: str, asked: Asked) -> Plan:
+        collective, dtype, nbytes, wire, *_ = asked
+        narrow = wire_of(wire, dtype)
+        sent = nbytes if narrow is None else narrow.nbytes(nbytes // dtype.itemsize)
+        choice = self.choose(collective, algorithm, sent, encoded=narrow is not None)
+        if self._measure is not None and (wire == EXACT or (algorithm == AUTO and wire is None)):
+            return plan_of(asked, self._measure(plan_of(asked, choice)))
+        blocks = narrow is not None and not narrow.elementwise and choice.algorithm != LIBRARY
+        if blocks and not cuts_alike(algorithm_of(choice.algorithm, collective, self._placement), self._placement):
+            if algorithm != AUTO:
+                raise UsageError(
+                    f"{collective} by {algorithm!r} with the wire {wire!r}: that wire encodes blocks of numbers, and "
+                    "this schedule cuts the payload differently in each round; use 'direct' or 'ring'"
+                )
+            choice = self.choose(collective, "direct", nbytes)
+        return plan_of(asked, choice)
+
+    def choose(self, collective: str, algorithm: str, nbytes: int, encoded: bool = False) -> Choice:
+        """Return the algorithm and the transport of a collective for a payload of `nbytes` encoded bytes."""
+        if algorithm == AUTO:
+            algorithm, transport = self._table.choose(collective, self._placement, nbytes, encoded)
+        else:
+            transport = "windows" if self._placement.one_node else "messages"
+        if algorithm == LIBRARY:
+            return Choice(LIBRARY, LIBRARY)
+        base, _, _ = algorithm.partition("/")
+        algorithm_of(algorithm, collective, self._placement)  # raises where there is none
+        if self._placement.one_node:  # where `hierarchical` is `direct`, in a lane for each rank
+            return Choice("direct" if base == "hierarchical" else algorithm, transport)
+        several = self._placement.ranks > len(self._placement.nodes)
+        return Choice(algorithm, "mixed" if SCHEDULES[base].by_node and several else transport)
+
+
+MAX_PREPARED = 256  # largest number of prepared collectives that a group keeps
 
 
 def prepare(group: Group, plan: Plan) -> Prepared:

@@ -1,4 +1,5 @@
-"""Reduce: the root ends with the reduction of all ranks' tensors.
+"""Reduce: the root ends with the reduction of all ranks' tensors. Broadcast, its mirror image: every rank ends with a
+copy of the root's.
 
 4 ranks, root 0:
 
@@ -21,7 +22,7 @@ import torch
 from unisono.call import call_of
 from unisono.collectives.checks import Checks, check_output, check_root
 from unisono.collectives.group import Group
-from unisono.collectives.payload import name_of, nbytes_of, send_buffer
+from unisono.collectives.payload import move_dtype_of, name_of, nbytes_of, put_back, send_buffer
 from unisono.collectives.prepare import prepare
 from unisono.collectives.ready import start_and_keep, start_ready
 from unisono.collectives.staged import is_on_device, on_host
@@ -59,5 +60,29 @@ def reduce(group: Group, tensor: torch.Tensor, root: int, op: str = "sum") -> No
     else:
         play = prepare(group, group.plan("reduce", "auto", tensor, op=op, root=root))(sent.data_ptr(), sent.data_ptr())
     start_and_keep(group, parameters, play, sent)
-    if group.rank == root and sent.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(sent.view(tensor.shape))
+    if group.rank == root:
+        put_back(tensor, sent)
+
+
+def broadcast(group: Group, tensor: torch.Tensor, root: int = 0, algorithm: str = "auto") -> torch.Tensor:
+    """Copy rank `root`'s `tensor` into `tensor` on every rank, and return it. Any dtype, shape and stride."""
+    parameters = "broadcast", root, algorithm
+    if start_ready(group, parameters, tensor):
+        return tensor
+    if is_on_device(tensor):
+        on_host(group, "broadcast", (tensor,), (tensor,), partial(broadcast, group, root=root, algorithm=algorithm))
+        return tensor
+    with Checks(group, "broadcast"):
+        check_root(group, root, "broadcast")
+        if group.rank != root:
+            check_output(group, tensor, "broadcast")
+        nbytes_of(tensor)
+        move_dtype = move_dtype_of(tensor)
+        plan = group.plan("broadcast", algorithm, tensor, op=None, root=root, move_dtype=move_dtype)
+    if group.size == 1:
+        return tensor
+    sent = send_buffer(tensor)
+    start_and_keep(group, parameters, prepare(group, plan)(sent.data_ptr(), sent.data_ptr()), sent)
+    if group.rank != root:
+        put_back(tensor, sent)
+    return tensor

@@ -36,30 +36,18 @@ from unisono.transports.steps import Row, RowKind, copy, kind_of
 if TYPE_CHECKING:
     from unisono.collectives.group import Group
 
-MAX_SHORT_BYTES = 64 << 10
-"""Largest payload in bytes of every collective."""
-
-LONG_COLLECTIVES = ("broadcast", "reduce", "all_to_all")
-"""Collectives of longer payloads, too. In others messages of MPI come as near to the bound."""
-
-CHAIN = "pipeline"
-"""Schedule of a long broadcast or reduction."""
-
-PIECES_PER_RANK, MAX_PIECES, MIN_PIECE_BYTES = 16, 256, 8 << 10
-"""Pieces of a chain: it takes as long as its pieces and its ranks one after another."""
-
-MAX_TREE_BYTES = 2 << 10
-"""Largest payload in bytes whose time is that of its messages, not that of its bytes."""
+MAX_SHORT_BYTES = 64 << 10  # largest payload in bytes of every collective
+LONG_COLLECTIVES = ("broadcast", "reduce", "all_to_all")  # also longer; others by MPI come as near to the bound
+CHAIN = "pipeline"  # schedule of a long broadcast or reduction
+PIECES_PER_RANK, MAX_PIECES, MIN_PIECE_BYTES = 16, 256, 8 << 10  # a chain takes as long as its pieces and its ranks
+MAX_TREE_BYTES = 2 << 10  # largest payload in bytes whose time is that of its messages, not that of its bytes
 
 MAX_FLAT_BYTES = 8 << 10
 """Most bytes that a rank sends to all others for the sake of few rounds: a link of 1 Gbit/s takes 65 us for them, the
 rounds of a tree that they save take some 20 us each."""
 
-MAX_HANDED_ON_BYTES = 256
-"""Largest chunk in bytes that an all_to_all hands on, so that it takes few messages."""
-
-ROUNDS, CALLS = 3, 8
-"""Rounds of so many barriers of each kind, of which the fastest are compared."""
+MAX_HANDED_ON_BYTES = 256  # largest chunk in bytes that an all_to_all hands on, so that it takes few messages
+ROUNDS, CALLS = 3, 8  # rounds of so many barriers of each kind, of which the fastest are compared
 
 MAX_TIMES_LIBRARY = 1.5
 """Times of a barrier by sockets and by the library that are as good: beside the library's calls, all are compared."""
@@ -67,19 +55,16 @@ MAX_TIMES_LIBRARY = 1.5
 MAX_TIMES_FEW_MESSAGES = 0.9
 """Times of a barrier of few rounds and of few messages at which rounds count: below, it is no chance."""
 
-CALLS_NAMED = 8
-"""Recent calls that two ranks compare when a message does not match: the mistake may lie a few calls back."""
+CALLS_NAMED = 8  # recent calls that ranks compare when a message does not match: the mistake may lie a few calls back
 
 ENTRY, ANSWERS = "short calls between nodes", (["library"], ["sockets"], ["sockets", "few rounds"])
 """Key and values of the answer in the file of this machine's choices."""
 
-BY_LIBRARY, FEW_MESSAGES, FEW_ROUNDS = range(len(ANSWERS))
-"""Places of the answers."""
+BY_LIBRARY, FEW_MESSAGES, FEW_ROUNDS = range(len(ANSWERS))  # places of the answers
 
 TOKENS = 1 << 64
 
-ALIGNMENT = 64
-"""Bytes; what is received begins at a multiple of them."""
+ALIGNMENT = 64  # bytes; what is received begins at a multiple of them
 
 
 def schedule_for(collective: str, nbytes: int, ranks: int, few_rounds: bool = False) -> str:
@@ -131,7 +116,7 @@ class SocketCalls:
     """Collectives of one group through its sockets."""
 
     def __init__(self, group: Group, sockets: Sockets) -> None:
-        self._group, self._sockets, self._few_rounds = group, sockets, False
+        self._group, self.sockets, self._few_rounds = group, sockets, False
         self._barrier = self._make_barrier(False)
 
     def _make_barrier(self, few_rounds: bool) -> Callable[[int, int, int], None]:
@@ -140,14 +125,6 @@ class SocketCalls:
         program = schedule.allreduce(group.rank, group.size)
         nothing = Payload((0,), Cut(0, program.chunks, 1), arithmetic_of(torch.uint8), RowKind.OTHER)
         return self._player_of([*rows_of(group.rank, program, nothing, 0)], nothing.arithmetic)
-
-    def end(self) -> None:
-        """End the connections, from any thread: waits of this rank and of others find out."""
-        self._sockets.end()
-
-    def close(self) -> None:
-        """Close the sockets. All ranks call it together."""
-        self._sockets.close()
 
     def choose(self) -> bool:
         """Return True on all ranks if a barrier by sockets is as fast as the library's; they go on with its kind.
@@ -222,7 +199,7 @@ class SocketCalls:
         return (digest + self._group.calls.number) % TOKENS
 
     def _player_of(self, rows: Sequence[Row], arithmetic: Arithmetic) -> Callable[[int, int, int], None]:
-        return self._sockets.player_of(rows, arithmetic, self._late, self._raise_mismatch)
+        return self.sockets.player_of(rows, arithmetic, self._late, self._raise_mismatch)
 
     def _late(self) -> None:
         self._group.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)  # others may need MPI's progress

@@ -19,7 +19,7 @@ import torch
 
 from unisono.collectives.checks import Checks
 from unisono.collectives.group import Group
-from unisono.collectives.payload import find_aliases, is_plain, is_writable, send_buffer
+from unisono.collectives.payload import find_aliases, flat_of, is_writable, put_back
 from unisono.device import device_of, host_memory, is_on_host, pieces_of, streams_of
 from unisono.errors import TensorError
 
@@ -36,7 +36,7 @@ def allreduce_staged(
 ) -> None:
     """Reduce a device's tensor over all ranks, in place."""
     streams = streams_of(tensor.device)
-    flat = send_buffer(tensor).detach().view(-1)
+    flat = flat_of(tensor)
     host = host_memory(flat.numel(), flat.dtype, tensor.device)
     pieces = pieces_of(flat.numel(), flat.itemsize)
     computed, copied = streams.record(), []
@@ -53,9 +53,7 @@ def allreduce_staged(
             flat[piece].copy_(host[piece], non_blocking=True)
         back = streams.record()
     streams.wait(back)
-    if not is_plain(tensor):
-        with torch.no_grad():
-            tensor.copy_(flat.view(tensor.shape))
+    put_back(tensor, flat)
 
 
 def on_host(
@@ -74,9 +72,32 @@ def on_host(
         for tensor in tensors:
             refuse_unsupported(tensor)
         refuse_shared(name, written)
-    staging = Staging(written)
-    collective(*map(staging.host, tensors))
-    staging.copy_back()
+    call_with_copies(collective, tensors, written)
+
+
+def call_with_copies(
+    function: Callable[..., object], arguments: Sequence[Any], written: Sequence[torch.Tensor]
+) -> None:
+    """Call `function` with copies in pinned memory in place of a device's tensors, waiting for the streams that fill
+    them; copy those of `written` alone back, in the order of the current stream: an output may lie in an input."""
+    copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def on_host(value: Any) -> Any:
+        if isinstance(value, list):
+            return [on_host(item) for item in value]
+        if not isinstance(value, torch.Tensor) or is_on_host(value):
+            return value
+        if id(value) not in copies:
+            copy = host_memory(value.numel(), value.dtype, value.device).view(value.shape)
+            copy.copy_(value.detach())  # waits for the stream
+            copies[id(value)] = value, copy
+        return copies[id(value)][1]
+
+    function(*map(on_host, arguments))
+    filled = set(map(id, written))
+    for key, (tensor, copy) in copies.items():
+        if key in filled:
+            tensor.detach().copy_(copy, non_blocking=True)
 
 
 def refuse_unsupported(tensor: torch.Tensor) -> None:
@@ -97,32 +118,3 @@ def refuse_shared(operation: str, written: Sequence[torch.Tensor]) -> None:
     aliases = find_aliases(written) if all(map(is_writable, written)) else "several elements of an output"
     if aliases:
         raise TensorError(f"{operation}: {aliases} share memory; give each memory of its own")
-
-
-class Staging:
-    """Copies in host memory of an operation's tensors; `written` are those that the operation fills.
-
-    Only these are copied back: an output may lie in the memory of an input.
-    """
-
-    def __init__(self, written: Sequence[torch.Tensor]) -> None:
-        self._written = {id(tensor) for tensor in written}
-        self._pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def host(self, value: Any) -> Any:
-        """Return `value` with copies in pinned memory in place of GPU tensors; waits for the streams that fill them."""
-        if isinstance(value, list):
-            return [self.host(item) for item in value]
-        if not isinstance(value, torch.Tensor) or is_on_host(value):
-            return value
-        if id(value) not in self._pairs:
-            copy = host_memory(value.numel(), value.dtype, value.device).view(value.shape)
-            copy.copy_(value.detach())  # waits for the stream
-            self._pairs[id(value)] = value, copy
-        return self._pairs[id(value)][1]
-
-    def copy_back(self) -> None:
-        """Copy the filled tensors back to the GPU, in the order of the current stream."""
-        for key, (device, copy) in self._pairs.items():
-            if key in self._written:
-                device.detach().copy_(copy, non_blocking=True)

@@ -1,4 +1,4 @@
-"""States that ranks report when one waits for long, and the messages made from them.
+"""Calls of each world on this rank; states that ranks report when one waits for long, and the messages made of them.
 
 rank 0   waits 10 s in call 7 of world   ── query ──▶  all ranks
 rank 1   State: world is at call 6, waits in call 3 of "dup 1 of world", at train.py:12
@@ -7,8 +7,8 @@ rank 2   no answer; its process is stopped
 "rank 0 of 3 has waited 10 s in allreduce(5 x float32), call 7 of world, at train.py:11; missing: rank 1, which waits
  in barrier(), call 3 of dup 1 of world, at train.py:12; rank 2, which is stopped ..."
 
-All are pure functions, but `call_site`: the line at which the main thread is in the user's program, outside of unisono,
-PyTorch and Python.
+Messages are made by pure functions. `call_site` is the line at which the main thread is in the user's program, outside
+of unisono, PyTorch and Python.
 """
 
 from __future__ import annotations
@@ -18,14 +18,18 @@ import json
 import re
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from unisono.errors import UnisonoError
+from unisono.mpi import MPI
+from unisono.transports.signals import Signals
 from unisono.uncaught import is_of_program
 
-MAX_LISTED_RANKS = 8
-"""Largest number of ranks that are described one by one."""
+MAX_LISTED_RANKS = 8  # largest number of ranks that are described one by one
 
 ENDED_REMEDY = "every rank of a world must make as many calls as the others"
 
@@ -44,13 +48,10 @@ class Wait(NamedTuple):
 class State(NamedTuple):
     """State that a rank reports of itself."""
 
-    call_site: str
-    """File and line of its main thread."""
+    call_site: str  # file and line of its main thread
     waits: tuple[Wait, ...] = ()
-    numbers: Mapping[str, int] = {}
-    """Number of calls that the rank has entered, by name of the world."""
-    broken: Mapping[str, str] = {}
-    """Names of the worlds that an error has ended on this rank, with its message if two ranks differ, else ""."""
+    numbers: Mapping[str, int] = {}  # number of calls that the rank has entered, by name of the world
+    broken: Mapping[str, str] = {}  # worlds that an error has ended here, with its message if two ranks differ, else ""
     ended: bool = False
 
 
@@ -66,8 +67,7 @@ def decode(content: bytes) -> State:
 
 STOPPED, DEAD, SILENT = "stopped", "dead", "silent"
 
-Answer = State | str
-"""Answer of a rank: its state, or STOPPED or DEAD for its process, or SILENT if nothing is known."""
+Answer = State | str  # answer of a rank: its state, or STOPPED or DEAD for its process, or SILENT if nothing is known
 
 
 def missing_ranks(wait: Wait, other_ranks: Sequence[int], answers: Mapping[int, Answer]) -> list[int]:
@@ -93,21 +93,19 @@ def is_hopeless(wait: Wait, answer: Answer) -> bool:
 
 def is_reporter(rank: int, wait: Wait, answers: Mapping[int, Answer]) -> bool:
     """Return True if `rank` is to report the wait: if no lower rank has waited in that call for over half as long."""
-    waiting = [
-        peer
-        for peer, answer in answers.items()
-        if peer < rank and isinstance(answer, State)
-        for theirs in answer.waits
-        if theirs[:2] == wait[:2] and theirs.seconds > wait.seconds / 2
-    ]
-    return not waiting
+    lower = [answer for peer, answer in answers.items() if peer < rank and isinstance(answer, State)]
+    waits = [theirs for answer in lower for theirs in answer.waits if theirs[:2] == wait[:2]]
+    return all(theirs.seconds <= wait.seconds / 2 for theirs in waits)
 
 
 def report(
     rank: int, size: int, wait: Wait, call_site: str, missing: Sequence[int], answers: Mapping[int, Answer]
 ) -> str:
-    waited = f"rank {rank} of {size} has waited {wait.seconds:.0f} s in {describe(wait)}{_at(call_site)}"
-    return f"{waited}; {_describe_missing(wait, missing, answers)}"
+    listed, more = missing[:MAX_LISTED_RANKS], len(missing) - MAX_LISTED_RANKS
+    each = [f"rank {peer}, which {_describe_activity(wait, answers.get(peer, SILENT))}" for peer in listed]
+    who = "; ".join([*each, f"and {more} more"] if more > 0 else each)
+    where = f"missing: {who}" if missing else "all ranks have entered it, and wait"
+    return f"rank {rank} of {size} has waited {wait.seconds:.0f} s in {describe(wait)}{_at(call_site)}; {where}"
 
 
 def failure(report: str, hopeless: bool, timeout: float | None) -> str:
@@ -119,17 +117,6 @@ def failure(report: str, hopeless: bool, timeout: float | None) -> str:
 
 def describe(wait: Wait) -> str:
     return f"{wait.description}, call {wait.number} of {wait.world}"
-
-
-def _describe_missing(wait: Wait, missing: Sequence[int], answers: Mapping[int, Answer]) -> str:
-    if not missing:
-        return "all ranks have entered it, and wait"
-    each = [
-        f"rank {rank}, which {_describe_activity(wait, answers.get(rank, SILENT))}"
-        for rank in missing[:MAX_LISTED_RANKS]
-    ]
-    more = [f"and {len(missing) - MAX_LISTED_RANKS} more"] if len(missing) > MAX_LISTED_RANKS else []
-    return "missing: " + "; ".join([*each, *more])
 
 
 NO_STATE = {
@@ -157,23 +144,12 @@ def _at(call_site: str) -> str:
 
 
 def call_site() -> str:
-    """Return FILE:LINE of the main thread in the user's program; of a library if no frame is in the program."""
-    frames = _main_thread_frames()
-    of_program = [frame for frame in frames if is_of_program(frame[0])]
-    return next((":".join(frame) for frame in [*of_program, *frames]), "")
+    """Return FILE:LINE of the main thread in the user's program; of a library if no frame is in the program; "" where
+    no temporary file can be made.
 
-
-def is_exiting() -> bool:
-    """Return True if the program has ended, and what `atexit` calls may still run."""
-    return not threading.main_thread().is_alive()
-
-
-def _main_thread_frames() -> list[tuple[str, str]]:
-    """Return files and lines of the main thread's frames, the innermost first.
-
-    `faulthandler` reads them in one call. Frame objects of a thread that runs are not safe to follow (Python 3.11): a
-    garbage collection on the way may let that thread go on, and `f_back` is then whatever has taken the frame's place.
-    Returns none where no temporary file can be made.
+    `faulthandler` reads all frames in one call. Frame objects of a thread that runs are not safe to follow (Python
+    3.11): a garbage collection on the way may let that thread go on, and `f_back` is then whatever has taken the
+    frame's place.
     """
     threads: list[str] = []
     with suppress(OSError), tempfile.TemporaryFile() as dump:
@@ -182,4 +158,114 @@ def _main_thread_frames() -> list[tuple[str, str]]:
         threads = dump.read().decode("ascii", "replace").split("\n\n")
     identity = f"0x{threading.main_thread().ident:016x}"
     main = next((thread for thread in threads if identity in thread.partition("\n")[0]), "")
-    return re.findall(r'^  File "(.*)", line (\d+) in', main, re.MULTILINE)
+    frames = re.findall(r'^  File "(.*)", line (\d+) in', main, re.MULTILINE)  # the innermost first
+    of_program = [frame for frame in frames if is_of_program(frame[0])]
+    return next((":".join(frame) for frame in [*of_program, *frames]), "")
+
+
+CALLS_KEPT = 256  # number of recent calls that a rank keeps
+
+
+class CurrentCall(NamedTuple):
+    """A call that a rank is in and may wait in."""
+
+    number: int
+    description: str
+    in_library: bool
+
+
+class CallProgress:
+    """Time that a rank has spent in one call, and what its watch has already done about it."""
+
+    def __init__(self) -> None:
+        self.begin(0)
+
+    def begin(self, call_number: int) -> None:
+        """Start counting for another call."""
+        self.number, self._since = call_number, time.monotonic()
+        self.compared = self.notified = self.reported = False
+        self.queried: float | None = None  # time at which all ranks were queried; None unless answers are expected
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._since
+
+
+class Calls:
+    """The calls of a world.
+
+    A world within one node counts its barriers (`signals`) and the calls made without one; a world across nodes counts
+    its calls. `ranks` are the members' ranks in the job.
+    """
+
+    def __init__(self, name: str, ranks: Sequence[int]) -> None:
+        self.name, self.ranks = name, ranks
+        self.timeout: float | None = None  # seconds after which a wait in a call is ended; None for those of the job
+        self.number = 0  # number of the last call that was begun
+        self.busy, self.in_library = False, False
+        self.signals: Signals | None = None
+        self.channels: tuple[MPI.Intracomm, ...] = ()  # communicators in which the calls may wait
+        self.failure: tuple[type[UnisonoError], str] | None = None  # class and message of the error that has ended it
+        self.progress = CallProgress()  # progress of the current call, as its watch has seen it
+        self._descriptions = [""] * CALLS_KEPT  # of call n at index n % CALLS_KEPT
+
+    @contextmanager
+    def enter(self, description: str, in_library: bool = False) -> Iterator[None]:
+        """Enter a call, or a part of one."""
+        outer = self.begin(description, in_library)
+        try:
+            yield
+        finally:
+            self.end(outer)
+
+    def fingerprint(self, description: str) -> int:
+        """Return a number that is equal on all ranks in the same call."""
+        return zlib.crc32(description.encode(), self.number)
+
+    def begin(self, description: str, in_library: bool) -> tuple[bool, bool]:
+        """Begin a call, or a part of one; return the argument for `end`. Kept fast, because short calls notice it."""
+        if self.failure:
+            self.check()
+        outer = self.busy, self.in_library
+        if not self.busy:
+            call_number = self.number + 1
+            self._descriptions[call_number % CALLS_KEPT] = description
+            self.number, self.busy = call_number, True
+        self.in_library = in_library
+        return outer
+
+    def end(self, outer: tuple[bool, bool]) -> None:
+        """End the call, or the part, that `begin` began."""
+        self.busy, self.in_library = outer
+
+    def check(self) -> None:
+        """Raise the error that has ended the world, if any."""
+        if self.failure is not None:
+            kind, message = self.failure
+            raise kind(message)
+
+    def fail(self, kind: type[UnisonoError], message: str) -> None:
+        """End the world: waits and all later calls raise this error."""
+        self.failure = self.failure or (kind, message)
+        if self.signals is not None:
+            self.signals.end()
+
+    def description(self, call_number: int) -> str:
+        """Return the description of a call by its number; empty if it is no longer kept or not yet begun."""
+        is_kept = self.number - CALLS_KEPT < call_number <= self.number
+        return self._descriptions[call_number % CALLS_KEPT] if is_kept else ""
+
+    @property
+    def position(self) -> int:
+        """Number of calls and barriers that this rank has entered: equal on ranks at the same point of the program."""
+        signals = self.signals
+        return self.number + (0 if signals is None else signals.sequence)
+
+    @property
+    def current(self) -> CurrentCall | None:
+        """The call that this rank is in, if it may wait there; else None."""
+        position, signals = self.position, self.signals
+        if self.busy:
+            return CurrentCall(position, self.description(self.number), self.in_library)
+        waiting = None if signals is None else signals.waiting
+        return None if waiting is None else CurrentCall(position, waiting.description, False)

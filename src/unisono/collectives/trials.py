@@ -29,7 +29,7 @@ import torch
 
 from unisono.call import call_of, call_to_choose
 from unisono.collectives.payload import name_of
-from unisono.collectives.plans import AUTO, PlanRequest, plan_of
+from unisono.collectives.prepare import plan_of, prepare
 from unisono.errors import UsageError
 from unisono.files import cache_folder, write_atomically
 from unisono.mpi import MPI
@@ -40,23 +40,12 @@ if TYPE_CHECKING:
     from unisono.collectives.group import Group
     from unisono.transports.plan import Plan
 
-VARIABLE = "UNISONO_TUNE"
-"""Environment variable: "off", on one rank at least, keeps the built-in choices."""
-
-MIN_TRIED_BYTES = 32 << 10
-"""Smallest payload in bytes with several candidates: below, shared memory is the best on every machine measured."""
-
-MAX_TRIED_BYTES = 16 << 20
-"""Largest payload in bytes that is tried; larger ones take its choice."""
-
-MAX_ITEM_BYTES = 16
-"""Bytes of the largest element."""
-
-ROUNDS = 5
-"""Calls of each candidate in its trial, of which the first is not counted."""
-
-MIN_GAIN = 0.9
-"""Part of the time of the built-in choice that another one has to stay below, each time."""
+VARIABLE = "UNISONO_TUNE"  # environment variable: "off", on one rank at least, keeps the built-in choices
+MIN_TRIED_BYTES = 32 << 10  # smallest payload that is tried: below, shared memory is the best on every machine measured
+MAX_TRIED_BYTES = 16 << 20  # largest payload in bytes that is tried; larger ones take its choice
+MAX_ITEM_BYTES = 16  # bytes of the largest element
+ROUNDS = 5  # calls of each candidate in its trial, of which the first is not counted
+MIN_GAIN = 0.9  # part of the time of the built-in choice that another one has to stay below, each time
 
 Times = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -101,23 +90,18 @@ class Trials:
         group = self._group
         nbytes = key[-1] - key[-1] % (MAX_ITEM_BYTES * group.size)  # as many elements for each rank
         group.barrier(call_to_choose(plan.call))
-        off = np.array([os.environ.get(VARIABLE, "") == "off"], np.int64)
-        _maximum(group, off)
-        self._off = bool(off[0])
+        self._off = bool(_maximum(group, np.array([os.environ.get(VARIABLE) == "off"], np.int64))[0])
         if self._off:
             return guess
         floating, reads = plan.dtype.is_floating_point, group.cross_memory(plan.call) is not None
         choices = candidates(plan.collective, group.size, plan.op, floating)
         choices = [choice for choice in choices if reads or choice.transport != "cma"]
-        known = np.array([-1], np.int64)
         facts = reads, group.memory_for(plan.call).signals.compiled
         path, entry = choices_file(group.size, *facts), " ".join(map(str, key))
         kept = read_choices(path).get(entry) if group.rank == 0 else None
-        if group.rank == 0:
-            known[0] = next((index for index, choice in enumerate(choices) if [*choice] == kept), -1)
-        _maximum(group, known)
-        if known[0] >= 0:
-            return choices[int(known[0])]
+        index = next((index for index, choice in enumerate(choices) if [*choice] == kept), -1)  # -1 on other ranks
+        if (known := int(_maximum(group, np.array([index]))[0])) >= 0:
+            return choices[known]
         seconds = _seconds(group, plan, choices, nbytes)
         best, clear = fastest(seconds, choices.index(guess) if guess in choices else None)
         if group.rank == 0 and clear:
@@ -148,15 +132,13 @@ def fastest(seconds: Times, usual: int | None) -> tuple[int, bool]:
 
 def _seconds(group: Group, plan: Plan, choices: list[Choice], nbytes: int) -> Times:
     """Return the seconds of each candidate, a column, each time but the first, a row, on the slowest rank."""
-    from unisono.collectives.prepare import prepare  # noqa: PLC0415 - it prepares what a group's plans say
-
     sides = [torch.empty(nbytes, dtype=torch.uint8, device="cpu").zero_() for _ in range(2)]
     source, target = sides[0].data_ptr(), sides[1].data_ptr()
     if plan.collective in ("allreduce", "broadcast"):
         target = source
     elif plan.collective == "all_gather":
         source = target + group.rank * (nbytes // group.size)
-    asked = PlanRequest(plan.collective, AUTO, plan.dtype, nbytes, plan.wire, plan.op, plan.root, plan.dtype)
+    asked = plan.collective, plan.dtype, nbytes, plan.wire, plan.op, plan.root, plan.dtype
     plans = [plan_of(asked, choice) for choice in choices]
     starts = [prepare(group, candidate)(source, target) for candidate in plans]
     taken, payload = np.empty((ROUNDS, len(choices))), sides[plan.collective == "all_gather"]
@@ -174,23 +156,19 @@ def _seconds(group: Group, plan: Plan, choices: list[Choice], nbytes: int) -> Ti
         raise
     for candidate in plans:
         group.prepared.pop(candidate, None)
-    counted = taken[1:].copy()
-    _maximum(group, counted)
-    return counted
+    return _maximum(group, taken[1:].copy())
 
 
-def _maximum(group: Group, numbers: np.ndarray[Any, np.dtype[Any]]) -> None:
-    """Replace numbers by their maximum over all ranks."""
-    sent = numbers.copy()
-    group.wait_for(group.comm.Iallreduce(sent, numbers, MPI.MAX), sent, numbers)
+def _maximum(group: Group, numbers: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return the maxima of numbers over all ranks."""
+    maxima = np.empty_like(numbers)
+    group.wait_for(group.comm.Iallreduce(numbers, maxima, MPI.MAX), numbers, maxima)
+    return maxima
 
 
 def choices_file(ranks: int, reads: bool, compiled: bool) -> Path:
-    """Return the file of the choices of this machine, MPI library and number of ranks.
-
-    `reads` is true if the ranks may read each other's memory, `compiled` if compiled code plays steps: a run without
-    keeps choices of its own.
-    """
+    """Return the file of the choices of this machine, MPI library and number of ranks; of its own for ranks that may
+    read each other's memory (`reads`), and where compiled code plays steps."""
     try:
         folder = cache_folder(os.environ)
     except UsageError:  # a user without a home, as in some containers: nothing is kept

@@ -13,7 +13,7 @@ writes nothing. The ranks of a node answer in shared memory, those of other node
 report is a pure function of the answers (`states.py`).
 
 Messages of different calls never match (`transports/messages.py`), so across nodes ranks in different calls wait for
-each other. Each rank keeps its last calls (`calls.py`); if ranks differ, some pair of neighbours differs. The
+each other. Each rank keeps its last calls (`Calls`); if ranks differ, some pair of neighbours differs. The
 descriptions of calls are compared. A wait in unisono raises. A rank blocked inside the MPI library cannot raise: it
 prints the error and ends all ranks. The time-out is the job's; a process group has its own.
 """
@@ -30,15 +30,15 @@ from contextlib import suppress
 
 from unisono import witness
 from unisono.call import difference
-from unisono.collectives.calls import Calls, CurrentCall
 from unisono.collectives.state_queries import POLL_SECONDS, REPLY_TIMEOUT_SECONDS, CallNotice, StateQueries
 from unisono.collectives.states import (
     SILENT,
+    Calls,
+    CurrentCall,
     State,
     Wait,
     call_site,
     failure,
-    is_exiting,
     is_hopeless,
     is_reporter,
     missing_ranks,
@@ -48,25 +48,15 @@ from unisono.errors import MismatchError, StallError
 from unisono.launch import SURVIVORS_VARIABLE, TIMEOUT
 from unisono.mpi import MPI
 
-COMPARE_AFTER_SECONDS = 2.0
-"""Seconds in one call after which a rank sends its call to its neighbours in the world."""
-
-REPORT_AFTER_SECONDS = 10.0
-"""Seconds in one call after which the missing ranks are reported; half the time-out if that is less."""
-
-ERROR_GRACE_SECONDS = 1.0
-"""Seconds that a rank blocked in the MPI library gives the others to raise their errors."""
-
-
-SURVIVING: weakref.WeakSet[Watch] = weakref.WeakSet()
-"""Watches of this process, where ranks go on in their processes after a death."""
+COMPARE_AFTER_SECONDS = 2.0  # seconds in one call after which a rank sends its call to its neighbours in the world
+REPORT_AFTER_SECONDS = 10.0  # seconds in one call after which missing ranks are reported; at most half the time-out
+ERROR_GRACE_SECONDS = 1.0  # seconds that a rank blocked in the MPI library gives the others to raise their errors
+SURVIVING: weakref.WeakSet[Watch] = weakref.WeakSet()  # of this process, where ranks go on in theirs after a death
 
 
 class Watch:
-    """Watch over the calls of a process, in all worlds that are made of the ranks of `comm`.
-
-    All these ranks make and free it together. `node` lists the ranks of this rank's node.
-    """
+    """Watch over the calls of a process, in all worlds that are made of the ranks of `comm`, which make and free it
+    together. `node` lists the ranks of this rank's node."""
 
     def __init__(self, comm: MPI.Intracomm, node: Sequence[int], timeout: float = TIMEOUT) -> None:
         self.rank, self.size, self.timeout = comm.rank, comm.size, timeout
@@ -205,10 +195,8 @@ class Watch:
             progress.queried = self._queries.query(calls.ranks)
 
     def _has_left(self, calls: Calls, call_number: int) -> bool:
-        """Return True if a rank of a world is known to have ended its program before the call of a number.
-
-        If one is known to have found that two ranks differ, the world ends here, too: that one may never answer again.
-        """
+        """Return True if a rank of a world is known to have ended its program before the call of a number. If one is
+        known to have found that two ranks differ, the world ends here, too: that one may never answer again."""
         states = [state for rank in calls.ranks if (state := self._queries.last_state(rank)) is not None]
         for verdict in filter(None, (state.broken.get(calls.name) for state in states)):
             calls.fail(MismatchError, verdict)
@@ -226,9 +214,7 @@ class Watch:
                 waits = answer.waits if isinstance(answer, State) and rank in calls.ranks else ()
                 for theirs in waits:
                     if theirs[:2] == (calls.name, current.number):
-                        self._check_notice(
-                            calls, CallNotice(calls.name, calls.ranks.index(rank), current.number, theirs.description)
-                        )
+                        self._check_notice(calls, CallNotice(calls.name, calls.ranks.index(rank), *theirs[1:3]))
             member, size = self._rank_in(calls), len(calls.ranks)
             notice = CallNotice(calls.name, member, calls.number, calls.description(calls.number))
             self._queries.send(notice, {calls.ranks[(member + 1) % size], calls.ranks[(member - 1) % size]})
@@ -266,7 +252,8 @@ class Watch:
             numbers = {calls.name: calls.position for calls in worlds}
             failures = {calls.name: calls.failure for calls in worlds if calls.failure is not None}
             broken = {name: message if kind is MismatchError else "" for name, (kind, message) in failures.items()}
-            ended = is_exiting()  # another watch of this process may have left, and wait for other ranks
+            # the program has ended, but not what `atexit` calls: another watch may have left, and wait for other ranks
+            ended = not threading.main_thread().is_alive()
             return State("" if ended else call_site(), () if ended else waits, numbers, broken, ended)
 
     def _on_notice(self, notice: CallNotice) -> None:

@@ -88,8 +88,7 @@ class _Differentiable(torch.autograd.Function):
         return ctx.gradient(grads[0]), None, None
 
 
-def _differentiable(tensor: torch.Tensor, function: TensorFunction, gradient: TensorFunction) -> torch.Tensor:
-    return _Differentiable.apply(tensor, function, gradient)  # type: ignore[no-any-return]
+_differentiable: Callable[[torch.Tensor, TensorFunction, TensorFunction], torch.Tensor] = _Differentiable.apply
 
 
 # Reductions
@@ -199,15 +198,12 @@ def allreduce(
     """Return the reduction of `tensor` over all ranks. Differentiable; the options are those of `allreduce_async_`."""
     options = average, name, op, prescale_factor, postscale_factor, compression
 
-    def reduced(source: torch.Tensor) -> torch.Tensor:
-        return synchronize(allreduce_async(source, *options))  # type: ignore[no-any-return]
-
     def gradient(grad: torch.Tensor) -> torch.Tensor:
         if op not in (None, Average, Sum):
             raise UsageError(f"allreduce with {op.name} has no gradient: use Average or Sum")
         return allreduce(grad, average, name, compression, op, prescale_factor, postscale_factor)
 
-    return _differentiable(tensor, reduced, gradient)
+    return _differentiable(tensor, lambda source: synchronize(allreduce_async(source, *options)), gradient)
 
 
 def grouped_allreduce_async_(tensors: Sequence[torch.Tensor], *options: Any, **named: Any) -> list[Handle]:
@@ -433,10 +429,10 @@ def broadcast_optimizer_state(
     is_root, state_dict = rank() == root_rank, optimizer.state_dict()
     shapes = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), state_dict["state"])
     shapes, groups = broadcast_object((shapes, state_dict["param_groups"]), root_rank)
-    make, source = (
-        (torch.Tensor.cpu, state_dict["state"]) if is_root else (partial(torch.empty_like, device="cpu"), shapes)
-    )
-    state = tree_map_only(torch.Tensor, make, source)
+    if is_root:
+        state = tree_map_only(torch.Tensor, torch.Tensor.cpu, state_dict["state"])
+    else:
+        state = tree_map_only(torch.Tensor, partial(torch.empty_like, device="cpu"), shapes)
     for leaf in tree_leaves(state):
         if isinstance(leaf, torch.Tensor):
             broadcast_(leaf, root_rank)

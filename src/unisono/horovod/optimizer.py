@@ -70,7 +70,7 @@ def DistributedOptimizer(  # noqa: N802
         raise UsageError(f"DistributedOptimizer averages: for {op.name}, multiply the loss by hvd.size()")
     names = _names_of(optimizer, named_parameters)
     active = session()
-    active.make_way(frozenset(id(parameter) for group in optimizer.param_groups for parameter in group["params"]))
+    active.make_way(frozenset(map(id, _parameters_of(optimizer))))
     exchange = GradientExchange(optimizer, names, compression.wire, backward_passes_per_step, active.world)
     active.enter(exchange)
     base = type(optimizer)
@@ -122,23 +122,23 @@ def _before_step(optimizer: Any, arguments: tuple[Any, ...], named: dict[str, An
     if given is None:
         optimizer.exchange.complete_for_step(optimizer.skip)
         return None
-    return (arguments[0], _averaged(optimizer.exchange, given)), {}
+    return (arguments[0], partial(_averaged, optimizer.exchange, given)), {}
 
 
-def _averaged(exchange: GradientExchange, closure: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a closure with the mean of all ranks' gradients and losses, so that all ranks take the same decisions."""
+def _averaged(exchange: GradientExchange, closure: Callable[[], Any]) -> Any:
+    """Call a closure; return the mean of all ranks' losses, and average the gradients: all take the same decisions."""
+    exchange.restart()
+    loss = closure()
+    exchange.synchronize()
+    if isinstance(loss, Real):
+        return allreduce(torch.tensor(float(loss), dtype=torch.float64)).item()
+    if loss is not None and not isinstance(loss, torch.Tensor):
+        raise UsageError(f"a closure returned a {type(loss).__name__}: return a tensor, a number or None")
+    return None if loss is None else allreduce(loss.detach())
 
-    def averaged() -> Any:
-        exchange.restart()
-        loss = closure()
-        exchange.synchronize()
-        if isinstance(loss, Real):
-            return allreduce(torch.tensor(float(loss), dtype=torch.float64)).item()
-        if loss is not None and not isinstance(loss, torch.Tensor):
-            raise UsageError(f"a closure returned a {type(loss).__name__}: return a tensor, a number or None")
-        return None if loss is None else allreduce(loss.detach())
 
-    return averaged
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _names_of(optimizer: torch.optim.Optimizer, named_parameters: NamedParameters | None) -> dict[int, str]:
@@ -147,7 +147,7 @@ def _names_of(optimizer: torch.optim.Optimizer, named_parameters: NamedParameter
     if len({name for name, _ in named}) < len(named):
         raise UsageError("named_parameters has a name twice: give model.named_parameters() of one model")
     names = {id(parameter): name for name, parameter in named}
-    missing = sum(id(parameter) not in names for group in optimizer.param_groups for parameter in group["params"])
+    missing = sum(id(parameter) not in names for parameter in _parameters_of(optimizer))
     if named and missing:
         raise UsageError(f"named_parameters lacks {missing} parameters of the optimizer: name all, or none")
     return names
@@ -166,8 +166,10 @@ class GradientExchange:
     ) -> None:
         """Make all ranks' parameters those of rank 0. `names` has the names of parameters by their `id`."""
         self.optimizer = optimizer
-        self.module = _module_of(optimizer.param_groups, names)
-        """Module that holds the parameters."""
+        self.module = torch.nn.Module()
+        """Module that holds the parameters, under their names; those without one are numbered."""
+        for index, parameter in enumerate(_parameters_of(optimizer)):  # register_parameter refuses dots, and "type"
+            self.module._parameters[names.get(id(parameter), f"parameter {index}")] = parameter
         parameters = list(self.module.parameters())
         self.parameters = frozenset(map(id, parameters))
         """Identities of the optimizer's parameters."""
@@ -177,7 +179,7 @@ class GradientExchange:
         self._complete = False  # whether this accumulation was averaged on demand, and the next gradient begins another
         count = weakly(self._count)
         self._hooks = [  # before the reducer's: the first gradient of the last pass begins the average
-            parameter.register_post_accumulate_grad_hook(partial(_call, count, index))  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(lambda _, index=index: count(index))  # type: ignore[no-untyped-call]
             for index, parameter in enumerate(parameters)
             if parameter.requires_grad
         ]
@@ -261,28 +263,11 @@ class GradientExchange:
             )
 
     def _check_parameters(self) -> None:
-        if any(
-            id(parameter) not in self.parameters
-            for group in self.optimizer.param_groups
-            for parameter in group["params"]
-        ):
+        if any(id(parameter) not in self.parameters for parameter in _parameters_of(self.optimizer)):
             raise UsageError(
                 "a parameter was added to the optimizer after DistributedOptimizer had it, so that nothing would "
                 f"average its gradient: {REMEDY}"
             )
-
-
-def _call(function: Any, index: int, _: torch.Tensor) -> None:
-    function(index)
-
-
-def _module_of(groups: list[dict[str, Any]], names: Mapping[int, str]) -> torch.nn.Module:
-    """Return a module that holds the parameters of the groups under their names; those without one are numbered."""
-    module = torch.nn.Module()
-    for index, parameter in enumerate(parameter for group in groups for parameter in group["params"]):
-        name = names.get(id(parameter), f"parameter {index}")
-        module._parameters[name] = parameter  # register_parameter refuses dots, and names such as "type"
-    return module
 
 
 def join(device: int = -1) -> int:

@@ -104,9 +104,8 @@ class Session:
         try:
             self.raise_failed()
         except UnisonoError as error:
-            message = (
-                f"unisono: rank {self.world.rank} of {self.world.size}: a collective of unisono.horovod failed: {error}"
-            )
+            rank = f"rank {self.world.rank} of {self.world.size}"
+            message = f"unisono: {rank}: a collective of unisono.horovod failed: {error}"
             print(message, file=sys.stderr, flush=True)
             self.world.abort(1, message)
 

@@ -7,8 +7,7 @@ dist.init_process_group("unisono")              # under mpiexec or srun; alone, 
 dist.init_process_group("unisono", pg_options=Options(wire="bfloat16"))
 
     dist.all_reduce ──▶ operations.py         each operation of PyTorch as a collective
-                        process_group.py      its work ── work.py: wait, error, future
-                        submission_queue.py   one operation of a group at a time
+                        process_group.py      its work ── work.py: one at a time; wait, error, future
                     ──▶ collectives/allreduce.py
 
 messages.py         send and recv

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import islice
 
 import numpy as np
 import torch
@@ -17,18 +18,12 @@ from unisono.collectives.watch import Watch
 from unisono.device import computed_of, copy_behind, is_on_host
 from unisono.errors import BackendError, UnisonoError
 from unisono.mpi import MPI
-from unisono.torch_backend.submission_queue import SubmissionQueue
-from unisono.torch_backend.work import Completions, Work, profiled
+from unisono.torch_backend.work import Completions, SubmissionQueue, Work, profiled
 from unisono.transports.messages import wait_until
 
-POLL_INTERVAL_SECONDS = 1e-3
-"""Seconds between two polls of messages that nobody waits for."""
-
-PEER_CHECK_SECONDS = 3.0
-"""Seconds without completion after which a wait checks whether the other rank has ended its program."""
-
-ARRIVED, RELEASED = 0, 1
-"""Messages of a monitored barrier; each has one of the highest tags, which users do not get."""
+POLL_INTERVAL_SECONDS = 1e-3  # seconds between two polls of messages that nobody waits for
+PEER_CHECK_SECONDS = 3.0  # seconds after which a wait checks whether the other rank has ended its program
+ARRIVED, RELEASED = 0, 1  # messages of a monitored barrier; each has one of the highest tags, which users do not get
 
 
 class Message(Work):
@@ -69,7 +64,7 @@ class Message(Work):
         except UnisonoError as error:
             if self._request != MPI.REQUEST_NULL:
                 self._request.Cancel()
-                self._messages.abandon(self._request, self._buffer)
+                self._messages.abandoned += self._request, self._buffer
             self.end(error if isinstance(error, BackendError) else BackendError(f"{self._description}: {error}"))
         except MPI.Exception as error:
             self.end(BackendError(f"{self._description}: {error.Get_error_string()}"))
@@ -86,9 +81,8 @@ class Message(Work):
         self._peer = status.Get_source()
         received = status.Get_count(MPI.BYTE)
         if received != self._buffer.nbytes:
-            raise BackendError(
-                f"{self._description}: received {received} bytes, but the tensor has {self._buffer.nbytes}"
-            )
+            sizes = f"received {received} bytes, but the tensor has {self._buffer.nbytes}"
+            raise BackendError(f"{self._description}: {sizes}")
         if self._buffer is not self._tensor:
             try:
                 copy_behind(self._tensor.detach(), self._buffer, self._computed)  # an inference tensor's alias is none
@@ -138,7 +132,7 @@ class Messages:
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         self._highest: int = comm.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]
         self._pending: list[Message] = []
-        self._abandoned: list[object] = []
+        self.abandoned: list[object] = []  # what MPI may still access
         self._posted: list[tuple[MPI.Request, object]] = []  # words of barriers that may be under way
         self._mutex = threading.Lock()
         self._some = threading.Event()
@@ -157,10 +151,7 @@ class Messages:
         return self.poll_in_background(Message(self, name, tensor, buffer, request, peer, seconds))
 
     def receive(self, tensor: torch.Tensor, peer: int | None, tag: int, seconds: float) -> Message:
-        """Start to receive `tensor` from rank `peer` of the group, or from any rank for None; return the message.
-
-        Raises BackendError for a tensor of which several elements share memory.
-        """
+        """Start to receive `tensor` from rank `peer` of the group, or from any rank for None; return the message."""
         place = tensor if is_on_host(tensor) else torch.empty_like(tensor, device="cpu")
         nbytes_of(place)
         if not is_writable(tensor):
@@ -181,7 +172,7 @@ class Messages:
         return tag
 
     def poll_in_background(self, message: Message) -> Message:
-        """Hand a message to the background thread, and return it."""
+        """Hand a message to the background thread, unless it is over, and return it."""
         if message.poll():
             return message
         with self._mutex:
@@ -201,12 +192,7 @@ class Messages:
             self._pending.remove(message)
             return True
 
-    def abandon(self, *things: object) -> None:
-        """Keep objects alive that MPI may still access."""
-        self._abandoned += things
-
     def close(self) -> None:
-        """End the background thread."""
         self._closed = True
         self._some.set()
         if self._thread is not None:
@@ -259,25 +245,15 @@ class Messages:
         if seconds <= 0:
             self._undelivered = True
             raise BackendError("[Rank 0]: Rank 0 timed out in monitoredBarrier after 0 ms")
-        if missing := self._missing(end, wait_all_ranks):
+        late = (peer for peer in range(1, self.queue.size) if not self._received(peer, ARRIVED, end))
+        if missing := list(islice(late, None if wait_all_ranks else 1)):
             self._undelivered = True  # late ranks will still send their message
             ranks = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
             raise BackendError(f"[Rank 0]: {ranks} failed to pass monitoredBarrier in {milliseconds}")
         for peer in range(1, self.queue.size):
             self._post(peer, RELEASED)
 
-    def _missing(self, end: float, wait_all_ranks: bool) -> list[int]:
-        """Return the ranks that have not arrived by then; only the first, unless `wait_all_ranks`."""
-        missing = []
-        for peer in range(1, self.queue.size):
-            if not self._received(peer, ARRIVED, end):
-                missing.append(peer)
-                if not wait_all_ranks:
-                    break
-        return missing
-
     def _post(self, peer: int, what: int) -> None:
-        """Send a word of a barrier without a wait."""
         word = np.array([self._barriers])
         self._posted = [(request, sent) for request, sent in self._posted if not request.Test()]
         self._posted.append((self.comm.Isend(word, peer, self._highest - what), word))

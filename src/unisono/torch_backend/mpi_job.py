@@ -24,14 +24,10 @@ from unisono.initialize import init
 from unisono.mpi import MPI
 from unisono.placement import place
 from unisono.torch_backend.messages import PEER_CHECK_SECONDS, Messages
-from unisono.torch_backend.submission_queue import SubmissionQueue
-from unisono.torch_backend.work import Completions
+from unisono.torch_backend.work import Completions, SubmissionQueue
 
-JOIN_TIMEOUT_SECONDS = 1.0
-"""Seconds that a rank which ends a group waits for the others; usually all ranks end it together."""
-
-MAX_POLL_INTERVAL_SECONDS = 0.05
-"""Largest number of seconds between two polls of the others."""
+JOIN_TIMEOUT_SECONDS = 1.0  # seconds that a rank which ends a group waits for the others, which usually end it, too
+MAX_POLL_INTERVAL_SECONDS = 0.05  # largest number of seconds between two polls of the others
 
 
 class MpiJob:
@@ -41,17 +37,13 @@ class MpiJob:
         self.world = init()
         self.completions = Completions()
         self.queues: WeakSet[SubmissionQueue] = WeakSet()
-        """Queues of the groups."""
         atexit.register(self._end_threads)
         self._mpi_ranks: list[int] = []  # of each rank of the default group
         self._retirement = Retirement()
 
     def members(self, creation: Any) -> list[int]:
-        """Return the MPI ranks of the group that `creation` describes, once all of them create it.
-
-        Raises LaunchError where MPI has started fewer ranks, and BackendError with the missing ranks after the time-out
-        of the group.
-        """
+        """Return the MPI ranks of the group that `creation` describes, once all of them create it. Raises LaunchError
+        where MPI has started fewer ranks, and BackendError with the missing ranks after the group's time-out."""
         store, rank, size = creation.store, creation.group_rank, creation.group_size
         if size > self.world.size:
             raise LaunchError(
@@ -62,15 +54,18 @@ class MpiJob:
         ranks: Sequence[int] = creation.global_ranks_in_group
         members = [self._mpi_ranks[global_rank] for global_rank in ranks]
         self._meet(creation, members)
-        if not ranks:
-            self._mpi_ranks = members = self._gather_mpi_ranks(store, rank, size)
+        if not ranks:  # the default group, in which the two orders may differ
+            if size == self.world.size:
+                members = [mpi_rank for _, mpi_rank in sorted(self.world.comm.allgather((rank, self.world.rank)))]
+            else:
+                store.set(f"unisono/{rank}", str(self.world.rank))
+                members = [int(store.get(f"unisono/{group_rank}")) for group_rank in range(size)]
+            self._mpi_ranks = members
         return members
 
     def _meet(self, creation: Any, members: Sequence[int]) -> None:
-        """Wait in the store until all ranks create the group: MPI would wait without a limit.
-
-        `members` are their MPI ranks, if they are known: one that has ended its program is not waited for.
-        """
+        """Wait in the store until all ranks create the group: MPI would wait without a limit. `members` are their MPI
+        ranks, if they are known: one that has ended its program is not waited for."""
         store, rank, watch, time_out = creation.store, creation.group_rank, self.world.watch, creation.timeout
         made = store.add(f"made/{rank}", 1)  # a later group may have the same name
         keys, failed = [f"made/{made}/{peer}" for peer in range(creation.group_size)], f"failed/{made}"
@@ -94,36 +89,18 @@ class MpiJob:
         if store.check([failed]):
             raise BackendError(f"{where}: it has failed on another rank, which did not wait any longer")
 
-    def _gather_mpi_ranks(self, store: Any, rank: int, size: int) -> list[int]:
-        """Return the MPI rank of each rank of the default group; the two orders may differ."""
-        if size == self.world.size:
-            pairs = self.world.comm.allgather((rank, self.world.rank))
-            return [mpi_rank for _, mpi_rank in sorted(pairs)]
-        store.set(f"unisono/{rank}", str(self.world.rank))
-        return [int(store.get(f"unisono/{group_rank}")) for group_rank in range(size)]
-
     def group(self, name: str, members: Sequence[int]) -> Group:
-        """Return the group of these MPI ranks, which create it together.
-
-        `name` distinguishes it from other groups that are created at the same time.
-        """
-        world = self.world
-        everyone = world.comm.Get_group()
+        """Return the group of these MPI ranks, which create it together; its `name` differs from others'."""
+        world, everyone = self.world, self.world.comm.Get_group()
         chosen = everyone.Incl(list(members))
         tag_limit: Any = world.comm.Get_attr(MPI.TAG_UB)
         comm = world.comm.Create_group(chosen, zlib.crc32(name.encode()) % tag_limit)
         chosen.Free()
         everyone.Free()
         nodes = [world.placement.node_of(rank) for rank in members]
-        supernodes = [world.placement.supernode_of(rank) for rank in members]
-        return Group(
-            comm,
-            place(nodes, supernodes),
-            world.table,
-            ranks=range(len(members)),
-            watch=world.watch,
-            name=f"process group {name}",
-        )
+        placement = place(nodes, [world.placement.supernode_of(rank) for rank in members])
+        ranks = range(len(members))
+        return Group(comm, placement, world.table, ranks, watch=world.watch, name=f"process group {name}")
 
     def _end_threads(self) -> None:
         """End the threads at the end of a program that has not ended its groups.

@@ -15,17 +15,15 @@ from typing import Any
 import torch
 
 from unisono.collectives.all_gather import all_gather
-from unisono.collectives.all_to_all import all_to_all
-from unisono.collectives.all_to_all_v import all_to_all_v, gather, scatter
+from unisono.collectives.all_to_all import all_to_all, all_to_all_v, gather, scatter
 from unisono.collectives.allreduce import allreduce, device_transports
-from unisono.collectives.broadcast import broadcast
 from unisono.collectives.checks import Checks, check_memory, check_output
 from unisono.collectives.direct import all_gather_direct, broadcast_direct, is_direct, reduce_scatter_direct
 from unisono.collectives.group import Group
 from unisono.collectives.payload import is_plain
-from unisono.collectives.reduce import reduce
+from unisono.collectives.reduce import broadcast, reduce
 from unisono.collectives.reduce_scatter import reduce_scatter
-from unisono.collectives.staged import Staging, is_on_device, refuse_shared, tensors_in
+from unisono.collectives.staged import call_with_copies, is_on_device, refuse_shared, tensors_in
 from unisono.errors import PlaceMismatchError
 from unisono.torch_backend.arguments import (
     Reduction,
@@ -47,9 +45,7 @@ Tensors = list[torch.Tensor]
 
 def collective(name: str) -> Callable[[Callable[..., None]], Callable[..., Work]]:
     """Return a decorator for a method that carries an operation out: a call of it submits that, as `name` in messages.
-
-    The first argument is what the operation fills, the second one its inputs, where they are others.
-    """
+    The first argument is what the operation fills, the second one its inputs, where they are others."""
 
     def decorate(method: Callable[..., None]) -> Callable[..., Work]:
         @wraps(method)
@@ -73,15 +69,13 @@ def by_copies(method: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(method)
     def carry_out(group: CollectiveOperations, filled: Any, *others: Any, **named: Any) -> None:
-        if not is_on_device(*tensors_in([filled, *others])):
-            return method(group, filled, *others, **named)
-        written = tensors_in(filled)
-        with Checks(group._group, method.__name__):
-            refuse_shared(method.__name__, written)
-        staging = Staging(written)
-        method(group, *map(staging.host, (filled, *others)), **named)
-        staging.copy_back()
-        return None
+        action, written = partial(method, group, **named), tensors_in(filled)
+        if is_on_device(*tensors_in([filled, *others])):
+            with Checks(group._group, method.__name__):
+                refuse_shared(method.__name__, written)
+            call_with_copies(action, (filled, *others), written)
+        else:
+            action(filled, *others)
 
     return carry_out
 
@@ -285,10 +279,8 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
         input_split_sizes: list[int],
         opts: Any = None,  # noqa: ARG002
     ) -> None:
-        """Exchange rows of one tensor: input_split_sizes[d] rows to rank d, output_split_sizes[s] from rank s.
-
-        Equal parts if both are empty.
-        """
+        """Exchange rows of one tensor: input_split_sizes[d] rows to rank d, output_split_sizes[s] from rank s; equal
+        parts if both are empty."""
         if not output_split_sizes and not input_split_sizes:
             all_to_all(self._group, tensor, "auto", output)
             return

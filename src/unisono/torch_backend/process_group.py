@@ -17,8 +17,7 @@ from unisono.torch_backend.mpi_job import MpiJob, mpi_job
 from unisono.torch_backend.operations import CollectiveOperations, Tensors
 from unisono.torch_backend.pytorch import GroupBase
 from unisono.torch_backend.register import DEVICES, NAME, Options
-from unisono.torch_backend.submission_queue import SubmissionQueue
-from unisono.torch_backend.work import NO_TIMEOUT, Work, profiled
+from unisono.torch_backend.work import NO_TIMEOUT, SubmissionQueue, Work, profiled
 
 
 def create(creation: Any, options: Options | None) -> ProcessGroup:
@@ -32,10 +31,8 @@ def create(creation: Any, options: Options | None) -> ProcessGroup:
 class ProcessGroup(CollectiveOperations):
     """Process group over MPI."""
 
-    exchanged = False
-    """True once an operation on tensors was called."""
-    stands_in = False
-    """True if the group answers as another backend's."""
+    exchanged = False  # True once an operation on tensors was called
+    stands_in = False  # True if the group answers as another backend's
     supports_coalescing = supports_splitting = supports_time_estimate = False
     """Abilities that PyTorch looks for in the backend of a device."""
 
@@ -160,20 +157,17 @@ class ProcessGroup(CollectiveOperations):
         return self._beside[kind]
 
     def _create_nccl(self) -> Any:
-        beside, options = GroupBase(self._store, self.rank(), self.size()), dist.ProcessGroupNCCL.Options()
-        options._timeout = self._timeout
-        nccl = dist.ProcessGroupNCCL(self._store, self.rank(), self.size(), options)
+        place, options = (self._store, self.rank(), self.size()), dist.ProcessGroupNCCL.Options()
+        beside, options._timeout = GroupBase(*place), self._timeout
+        nccl = dist.ProcessGroupNCCL(*place, options)
         beside._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
         beside._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
         return beside
 
     def submit(self, name: str, action: Callable[[], object], inputs: Tensors, outputs: Any, opts: Any) -> Work:
         """Submit a collective after those before it; it runs at once if it is blocking and nothing is under way."""
-        timeout, blocking = self._timeout, False
-        if opts is not None:
-            blocking = not opts.asyncOp
-            timeout = opts.timeout if opts.timeout > NO_TIMEOUT else timeout
+        timeout = opts.timeout if opts is not None and opts.timeout > NO_TIMEOUT else self._timeout
         work = Work(name, outputs, timeout.total_seconds(), self._job.completions, profiled(name, inputs))
         if inputs and not inputs[0].is_cpu:
             action = work.behind_stream(action, [*inputs, *tensors_in(outputs)])
-        return self._queue.submit(action, work, blocking)
+        return self._queue.submit(action, work, blocking=opts is not None and not opts.asyncOp)

@@ -5,13 +5,7 @@ RANK, WORLD_SIZE, LOCAL_RANK, ...         the same variables, from MPI, before t
 env:// served by a TCP store              env:// served by our store: no port on one node
 init_process_group("gloo")                a group of ours that answers as the one that was asked for
 
-asked for                          made by    get_backend() answers
-"gloo", "mpi", "cpu:gloo"          unisono    the same: programs and libraries choose their branch by it
-no backend                         unisono    "undefined", as PyTorch does
-"nccl", with --backend-for         unisono    "unisono": the branch of NCCL needs a GPU
-"unisono"                          unisono    "unisono"
-
-With UNISONO_BACKEND_NAME=unisono, all of them answer "unisono".
+`docs/how_to/run_torchrun_programs.md` has what `get_backend()` answers then, and why.
 """
 
 from __future__ import annotations
@@ -35,18 +29,13 @@ from unisono.torch_backend.register import NAME, NAME_VARIABLE, Options, registe
 from unisono.torch_backend.rendezvous import RUN_VARIABLE, address_of_root, variables_of
 from unisono.world import World
 
-UNNAMED = "undefined"
-"""PyTorch's word for a backend that was not named."""
-
-ANSWERED = {"gloo", "mpi", UNNAMED}
-"""Names that a group of ours answers where they were asked for."""
+UNNAMED = "undefined"  # PyTorch's word for a backend that was not named
+ANSWERED = {"gloo", "mpi", UNNAMED}  # names that a group of ours answers where they were asked for
 
 
 def run_program(world: World, program: str, module: bool, arguments: Sequence[str], backends: Collection[str]) -> None:
     """Run a program, or with `module` a module, as `python PROGRAM ARGUMENTS` would; ours replace groups of `backends`.
-
-    Raises SystemExit at its end.
-    """
+    Raises SystemExit at its end."""
     os.environ.update(environment_of(world))
     register()
     communication = CommunicationRecord()
@@ -70,28 +59,16 @@ def run_program(world: World, program: str, module: bool, arguments: Sequence[st
 
 def environment_of(world: World) -> dict[str, str]:
     """Return the variables that torchrun sets, for this rank. Called by all ranks together."""
-    port = world.comm.bcast(_free_port() if world.rank == 0 else 0, 0)
-    return {
-        **variables_of(world),
-        "GROUP_RANK": str(world.node),
-        "MASTER_ADDR": address_of_root(world),
-        "MASTER_PORT": str(port),
-        RUN_VARIABLE: "1",
-    }
-
-
-def _free_port() -> int:
-    """Return a port that nobody listens on now, for programs that open one of their own."""
-    with socket.socket() as probe:
+    with socket.socket() as probe:  # of a port that nobody listens on now, for programs that open one of their own
         probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+        port = world.comm.bcast(probe.getsockname()[1], 0)
+    place = {"GROUP_RANK": str(world.node), "MASTER_ADDR": address_of_root(world), "MASTER_PORT": str(port)}
+    return {**variables_of(world), **place, RUN_VARIABLE: "1"}
 
 
 class StandIns:
-    """Maker of process groups: ours in place of those of `backends`, and where no backend is named.
-
-    With `answers`, they answer the name that was asked for. `made` is called with every group.
-    """
+    """Maker of process groups: ours in place of those of `backends`, and where no backend is named. With `answers`,
+    they answer the name that was asked for. `made` is called with every group."""
 
     def __init__(self, backends: Collection[str], answers: bool, made: Callable[[Any], None]) -> None:
         self._backends, self._answers, self._made = {*backends, UNNAMED}, answers, made
@@ -114,27 +91,20 @@ class StandIns:
                 named["backend_options"] = None  # another backend's
             group, kept = self._original(size, rank, ranks, NAME, store, *rest, **named)
             if self._answers and asked <= ANSWERED and isinstance(group, ProcessGroup):
-                _answer(group, kept, backend)
+                config = c10d.BackendConfig(backend)
+                c10d._world.pg_map[group] = backend, kept
+                c10d._world.pg_backend_config[group] = str(config)
+                group.stand_in(config.get_device_backend_map())
         else:
             group, kept = self._original(size, rank, ranks, backend, store, *rest, **named)
         self._made(group)
         return group, kept
 
 
-def _answer(group: ProcessGroup, store: Any, backend: str) -> None:
-    """Have PyTorch and the group answer as a group of `backend` would."""
-    config = c10d.BackendConfig(backend)
-    c10d._world.pg_map[group] = backend, store
-    c10d._world.pg_backend_config[group] = str(config)
-    group.stand_in(config.get_device_backend_map())
-
-
 class CommunicationRecord:
     """Record of whether the program's ranks have communicated: if not, each of them has trained a network of its own.
 
-    A program without `init_process_group` makes no process group; Accelerate without `cpu=True`, and a loop without
-    DistributedDataParallel, make one and do not use it. All end with exit code 0. So rank 0 says it at the end, by what
-    it has done itself.
+    Such programs (`describe`) end with exit code 0. So rank 0 says it at the end, by what it has done itself.
     """
 
     def __init__(self) -> None:
@@ -166,16 +136,12 @@ class CommunicationRecord:
         return self._communicated or any(group.exchanged for group in self._groups)
 
     def describe(self, ranks: int) -> str:
-        """Return a line for the end of a program on so many ranks: what was missing, and the remedy.
-
-        Empty if they have communicated.
-        """
+        """Return a line for the end of a program: what was missing, and the remedy; empty where nothing was."""
         if ranks == 1 or self.any:
             return ""
-        fault, call = (
-            ("made a process group, but rank 0 exchanged no tensor in it; wrap the model in", "DistributedDataParallel")
-            if self._groups
-            else ("made no process group; call", "torch.distributed.init_process_group()")
-        )
+        fault = "made no process group; call torch.distributed.init_process_group()"
+        if self._groups:
+            fault = "made a process group, but rank 0 exchanged no tensor in it; wrap the model in "
+            fault += "DistributedDataParallel"
         libraries = f'Accelerate: Accelerator(cpu=True); Lightning: Trainer(strategy="ddp", devices={ranks})'
-        return f"unisono: {ranks} ranks ran alone: the program {fault} {call} ({libraries})"
+        return f"unisono: {ranks} ranks ran alone: the program {fault} ({libraries})"

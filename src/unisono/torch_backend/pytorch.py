@@ -8,19 +8,11 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 distributed: Any = dist
-
 c10d: Any = dist.distributed_c10d
-
 GroupBase: Any = dist.ProcessGroup
-
 ReducerBase: Any = distributed.Reducer
-
 DispatchModeBase: Any = TorchDispatchMode
-
-WorkBase: Any = dist._Work  # type: ignore[attr-defined]
-
-PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
-
-TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]
-
+WorkBase: Any = distributed._Work
+PrefixStore: Any = distributed.PrefixStore
+TCPStore: Any = distributed.TCPStore
 ReduceOp: Any = dist.ReduceOp

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 RUN_VARIABLE = "UNISONO_RUN"
 """Variable of programs that `unisono run` started: env:// is served by our store, whatever address is set."""
 
-TIMEOUT = timedelta(minutes=30)
-"""PyTorch's own default."""
+TIMEOUT = timedelta(minutes=30)  # PyTorch's own default
 
 Handler = Callable[..., Iterator[tuple[Any, int, int]]]
 
@@ -70,13 +69,12 @@ def _by_mpi(rank: str | None, timeout: timedelta) -> Iterator[tuple[Any, int, in
 def variables_of(world: World) -> dict[str, str]:
     """Return the variables by which programs and libraries look for this rank."""
     node = world.placement.nodes[world.node]
-    known = {
-        "RANK": world.rank,
-        "WORLD_SIZE": world.size,
-        "LOCAL_RANK": node.index(world.rank),
-        "LOCAL_WORLD_SIZE": len(node),
+    return {
+        "RANK": str(world.rank),
+        "WORLD_SIZE": str(world.size),
+        "LOCAL_RANK": str(node.index(world.rank)),
+        "LOCAL_WORLD_SIZE": str(len(node)),
     }
-    return {name: str(value) for name, value in known.items()}
 
 
 def address_towards(host: str) -> str:

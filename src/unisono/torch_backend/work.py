@@ -1,4 +1,9 @@
-"""Handle of an operation under way, and the threads that complete its future.
+"""Collectives of a group, carried out one at a time in the order of submission; the handle of an operation under way,
+and the threads that complete its future.
+
+    main thread          all_reduce (blocking), nothing under way ──▶ carried out in the same thread
+                         all_reduce (async) ─┐
+    autograd's thread    all_reduce (async) ─┴▶ queue ──▶ communication thread, one after another
 
 An error must reach every caller, in whatever way it waits. A Future of PyTorch that was given an exception loses it in
 C++, where DistributedDataParallel waits. So the future always succeeds, and callers get a second one:
@@ -28,22 +33,18 @@ from typing import Any
 
 import torch
 
+from unisono.collectives.states import Calls
 from unisono.device import CopyStreams, is_on_host, streams_of
-from unisono.errors import BackendError
+from unisono.errors import BackendError, StallError
 from unisono.torch_backend.pytorch import WorkBase
 
 NO_TIMEOUT = timedelta()
 
 
 class Work(WorkBase):  # type: ignore[misc]  # untyped
-    """Handle that every operation returns.
+    """Handle that every operation returns. `result` is the value of its future, `seconds` its timeout."""
 
-    `name` is the operation, `result` the value of its future, `seconds` its timeout, and `event` the profiler's, if one
-    is active.
-    """
-
-    number = 0
-    """Number of a collective among those of its group, the same on all ranks that make the same calls."""
+    number = 0  # number of a collective among those of its group, the same on all ranks that make the same calls
 
     def __init__(
         self, name: str, result: Any, seconds: float, completions: Completions, event: Event | None = None
@@ -62,10 +63,8 @@ class Work(WorkBase):  # type: ignore[misc]  # untyped
         self._filled: Any = None
 
     def behind_stream(self, action: Callable[[], object], tensors: Sequence[torch.Tensor]) -> Callable[[], object]:
-        """Return an action that follows what this thread has computed on the device of `tensors`.
-
-        What a thread that has waited for this work computes there follows the action.
-        """
+        """Return an action that follows what this thread has computed on the device of `tensors`, and comes before what
+        a thread computes there that has waited for this work."""
         on_device = [tensor for tensor in tensors if not is_on_host(tensor) and tensor.layout is torch.strided]
         if not on_device:  # none has memory of a device: refused, or sparse
             return action
@@ -117,15 +116,12 @@ class Work(WorkBase):  # type: ignore[misc]  # untyped
             raise BackendError(f"{self.name}: Timed out waiting {seconds:g} s; it is still under way")
 
     def synchronize(self) -> None:
-        """Do the same as `wait`."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return True once the operation is over."""
         return self._ended
 
     def is_success(self) -> bool:
-        """Return True if the operation is over and has succeeded."""
         return self._ended and self._error is None
 
     def exception(self) -> BackendError | None:
@@ -187,10 +183,7 @@ class Completions:
 
 
 class Event:
-    """Profiler event of an operation, from its creation until `end`.
-
-    One that ends on another thread than it began on counts as asynchronous, as these events do.
-    """
+    """Profiler event of an operation, from its creation until `end`: asynchronous if that is on another thread."""
 
     def __init__(self, name: str, inputs: Sequence[torch.Tensor]) -> None:
         handle = torch.autograd._record_function_with_args_enter(f"unisono:{name}", *inputs)  # type: ignore[attr-defined]
@@ -218,3 +211,91 @@ def profiled(name: str, inputs: Sequence[torch.Tensor]) -> Event | None:
     if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
         return None
     return Event(name, [tensor for tensor in inputs if not tensor.is_sparse])
+
+
+class SubmissionQueue:
+    """Queue of one group's collectives, which it carries out. `group` is the group's name in messages. The watch ends
+    `calls`, those of the group, after the time-out of the collective that is carried out."""
+
+    def __init__(self, group: str, rank: int, size: int, calls: Calls) -> None:
+        self.group, self.rank, self.size, self.calls = group, rank, size, calls
+        self.ended = ""  # error of collectives after the end of the group; empty before it
+        self._closed = False  # the thread carries out what is queued, and nothing more
+        self._number = 0
+        self._waiting = 0  # collectives that are not over
+        self._queue: SimpleQueue[tuple[Callable[[], object], Work] | None] = SimpleQueue()
+        self._mutex = threading.Lock()
+        self._run_lock = threading.Lock()  # held while a collective is carried out
+        self._thread: threading.Thread | None = None
+
+    def submit(self, action: Callable[[], object], work: Work, blocking: bool) -> Work:
+        """Carry `action` out, and return its `work`: in this thread if it is blocking and nothing is under way; all
+        others are queued, and fail after `close`."""
+        with self._mutex:
+            self._number += 1
+            work.number = self._number
+            here = blocking and self._waiting == 0
+            refused = self._closed and not here
+            self._waiting += not refused
+            if here:
+                self._run_lock.acquire()
+            elif not refused:
+                self._queue.put((action, work))
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name=f"unisono {self.group}", daemon=True)
+                    self._thread.start()
+        if here:
+            try:
+                self._carry_out(action, work)
+            finally:
+                self._run_lock.release()
+        elif refused:
+            work.end(BackendError(self.failure or f"{self.describe(work)}: the group ends; submit it before that"))
+        return work
+
+    def describe(self, work: Work) -> str:
+        return f"rank {self.rank} of {self.size}: {work.name}, number {work.number} of group {self.group}"
+
+    @property
+    def failure(self) -> str:
+        """Error that has ended this group for good; empty while there is none."""
+        return self.calls.failure[1] if self.calls.failure is not None else self.ended
+
+    def close(self, seconds: float | None = None) -> None:
+        """End the communication thread once all submitted collectives are done; wait for `seconds` at most, or as long
+        as a collective may take."""
+        with self._mutex:
+            self._closed = True
+            self._queue.put(None)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(seconds or (self.calls.timeout if self._waiting else None))
+
+    def _run(self) -> None:
+        while (submitted := self._queue.get()) is not None:
+            with self._run_lock:
+                self._carry_out(*submitted)
+            del submitted  # its tensors, which would live until the next one
+
+    def _carry_out(self, action: Callable[[], object], work: Work) -> None:
+        self.calls.timeout = work.seconds
+        error = BackendError(self.ended) if self.ended else None
+        try:
+            if error is None:
+                action()
+        except BaseException as failure:  # any error must reach the callers that wait
+            error = self._error_of(work, failure)
+            if not isinstance(failure, Exception):  # an interrupt ends the program, too
+                raise
+        finally:
+            with self._mutex:
+                self._waiting -= 1
+            work.end(error)
+
+    def _error_of(self, work: Work, failure: BaseException) -> BackendError:
+        if isinstance(failure, BackendError) and failure.args == (self.failure,):
+            return failure
+        error = BackendError(f"{self.describe(work)}: {str(failure) or repr(failure)}")
+        error.__cause__ = failure
+        if isinstance(failure, StallError):
+            self.calls.failure = BackendError, str(error)
+        return error

@@ -9,14 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from unisono.collectives.all_gather import all_gather
-from unisono.collectives.all_gather_v import all_gather_v
-from unisono.collectives.all_to_all import all_to_all
-from unisono.collectives.all_to_all_v import all_to_all_v, gather, scatter
+from unisono.collectives.all_gather import all_gather, all_gather_v
+from unisono.collectives.all_to_all import all_to_all, all_to_all_v, gather, scatter
 from unisono.collectives.allreduce import allreduce
-from unisono.collectives.broadcast import broadcast
 from unisono.collectives.group import Group
-from unisono.collectives.reduce import reduce
+from unisono.collectives.reduce import broadcast, reduce
 from unisono.errors import MismatchError, TensorError, UsageError
 from unisono.placement import Placement, one_rank_per_node, place, regular
 from unisono.transports import window

@@ -9,10 +9,9 @@ import torch
 
 from unisono.collectives.all_gather import all_gather
 from unisono.collectives.all_to_all import all_to_all
-from unisono.collectives.broadcast import broadcast
 from unisono.collectives.group import Group
 from unisono.collectives.ready import MAX_READY
-from unisono.collectives.reduce import reduce
+from unisono.collectives.reduce import broadcast, reduce
 from unisono.collectives.reduce_scatter import reduce_scatter
 from unisono.placement import one_rank_per_node, regular
 from unisono.schedules.pieces import bounds

@@ -15,12 +15,10 @@ import torch
 from tests.progress import poll_until
 
 from unisono.call import call_of
-from unisono.collectives.all_to_all import all_to_all
-from unisono.collectives.all_to_all_v import all_to_all_v
+from unisono.collectives.all_to_all import all_to_all, all_to_all_v
 from unisono.collectives.allreduce import allreduce
-from unisono.collectives.broadcast import broadcast
 from unisono.collectives.group import Group
-from unisono.collectives.reduce import reduce
+from unisono.collectives.reduce import broadcast, reduce
 from unisono.collectives.reduce_scatter import reduce_scatter
 from unisono.errors import StallError, UnisonoError
 from unisono.placement import Placement, one_rank_per_node, place, regular

@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 
-from unisono.collectives.broadcast import broadcast
 from unisono.collectives.group import Group
+from unisono.collectives.reduce import broadcast
 from unisono.errors import MismatchError, TensorError
 from unisono.placement import regular
 from unisono.transports import signals
