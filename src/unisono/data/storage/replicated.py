@@ -46,8 +46,8 @@ class ReplicatedStorage(Storage):
         """Read the pack, or ascending `stretches`, firsts and stops. Collective. Raises PackError on every rank."""
         super().__init__(len(index), world)
         node = world.node_world()
-        whole = np.array([bounds(len(index), node.size, member) for member in range(node.size)]).T
-        firsts, stops = whole if stretches is None else stretches
+        even = np.array([bounds(len(index), node.size, member) for member in range(node.size)]).T
+        firsts, stops = even if stretches is None else stretches
         self._firsts, self._length = firsts, index.length
         self._ends = np.concatenate([[0], index.length.cumsum(dtype=np.int64)])
         sizes = self._ends[stops] - self._ends[firsts]
