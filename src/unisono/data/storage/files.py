@@ -5,9 +5,8 @@
 
     step ─▶ numbers ─▶ decoding threads: open, read, decode, crop          one file at a time in each thread
 
-Nothing is read ahead but the batches that the threads prepare (`loading.py`), and nothing is in memory. The batches of
-an epoch are those of a pack in memory: files that packing encodes again, whatever their size, are encoded as it does.
-Where packing made images smaller, files are decoded in their own size.
+The batches of an epoch are those of a pack in memory: files that packing encodes again, whatever their size, are
+encoded as it does. Where packing made images smaller, files are decoded in their own size.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unisono.data.kinds import Bytes, find_kind
 from unisono.data.options import DataOptions
@@ -39,8 +37,7 @@ class FilesStorage(Storage):
         super().__init__(len(index), world)
         self._read = world.call_on_all(lambda: find_files(index, options.files))
 
-    def samples(self, numbers: Numbers) -> Sequence[NDArray[np.uint8]]:
-        """Return the bytes of samples, each read when it is asked for."""
+    def samples(self, numbers: Numbers) -> Sequence[Bytes]:
         return ReadsOnUse(self._read, numbers.tolist())
 
     def close(self) -> None:
@@ -51,7 +48,6 @@ class ReadsOnUse(Sequence[Bytes]):
     """Samples that are read when they are asked for, by the thread that decodes them."""
 
     def __init__(self, read: Callable[[int], Bytes], numbers: list[int]) -> None:
-        """Take the function that reads a sample by its number."""
         self._read, self._numbers = read, numbers
 
     def __len__(self) -> int:
@@ -62,10 +58,7 @@ class ReadsOnUse(Sequence[Bytes]):
 
 
 def find_files(index: Index, folder: str) -> Callable[[int], Bytes]:
-    """Return the function that reads the file of a sample by its number, and raises DecodeError where it cannot.
-
-    Raises PackError unless the files in `folder` are those that the pack was made from.
-    """
+    """Return the function that reads the file of a sample by number. Raises PackError for files not packed."""
     about = index.about
     if not folder:
         raise PackError('storage = "files", but files is empty: set data.files to the folder that was packed')
