@@ -60,6 +60,7 @@ class RowReader(Reader):
     """Batches of samples in the memory of every rank."""
 
     def __init__(self, data: Dataset, samples: Samples, world: World, observe: Observe | None = None) -> None:
+        """Keep the samples, a part of `data`. `observe` is called with the span of each batch that is read."""
         super().__init__(data.classes, samples.inputs.shape[1], torch.zeros_like(samples.inputs[:1]))
         self.title, self.names = data.name, tuple(map(str, range(data.classes)))
         self.samples, self.sampler = len(samples), Sampler(len(samples), world)
@@ -76,7 +77,10 @@ class RowReader(Reader):
 def in_memory_feed(
     data: Dataset, world: World, seed: int, observe: Observe | None = None, shuffle: str = "epoch"
 ) -> Feed:
-    """Return the feed of a small data set, which every rank holds; `observe` gets the spans of shuffles and reads."""
+    """Return the feed of a small data set, of which every rank holds a copy.
+
+    `observe` is called with the span of each shuffle and of each batch that is read.
+    """
     train, test = (RowReader(data, samples, world, observe) for samples in (data.train, data.test))
     known = f"{train.samples} in memory"
     return Feed(train, test, seed, known, shuffle=parse_shuffle(shuffle), held=train.samples, observe=observe)

@@ -69,6 +69,7 @@ class InMemoryPartition(Running):
     """Part of a training set in this rank's memory. Made by `partitioned_load`, by all ranks together."""
 
     def __init__(self, world: World, samples: int, loader: Prefetcher, seed: int) -> None:
+        """Take the threads that decode from a storage of `samples` samples over all ranks."""
         self._world, self._storage, self._loader, self._seed = world, loader.sampler, loader, seed
         self._batch, self._draws, self._shuffles = 0, 0, 0
         self.samples = samples

@@ -2,7 +2,9 @@
 
 order of an epoch (`order.py`) ── share of this rank, step by step ──▶ reader ──▶ batches
                                                                         a data set in memory: rows of tensors
-                                                                        a pack (`storage/`): decoded ahead
+                                                                        a pack: decoded ahead (`loading.py`)
+
+A pack is in the memory of the ranks, or read from its stripes or files (`storage/`).
 """
 
 from __future__ import annotations
@@ -18,7 +20,16 @@ import torch
 from unisono.data.kinds import find_kind, make_transform
 from unisono.data.loading import DECODING, PROCESSOR, Batch, InputFacts, Prefetcher, Reader
 from unisono.data.options import DataOptions
-from unisono.data.order import Numbers, ShuffleOptions, own_numbers, parse_shuffle, permutation, scope_note, shares
+from unisono.data.order import (
+    Numbers,
+    ShuffleOptions,
+    own_numbers,
+    parse_shuffle,
+    permutation,
+    scope_note,
+    share,
+    steps_of,
+)
 from unisono.data.pack import TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
 from unisono.data.storage import AUTO, FILES, PARTITIONED, REPLICATED, STREAMED, read_storage
 from unisono.engine import Observe, observed
@@ -45,8 +56,9 @@ class FeedFacts(InputFacts):
     """Facts of a run's data: all that a rank without batches, a server's, knows."""
 
     samples: int
+    """Number of training samples, on all ranks together."""
     test_samples: int
-    """Number of training samples and of test samples, on all ranks together."""
+    """Number of test samples, on all ranks together."""
     fingerprint: str
     """Fingerprint of the data, with which a resumed run checks that they are the same."""
     labels_per_sample: int = 1
@@ -76,7 +88,10 @@ class Feed(FeedFacts):
         notes: tuple[str, ...] = (),
         observe: Observe | None = None,
     ) -> None:
-        """Read batches from both sets. `held` is the number of samples that are this rank's own, if any are."""
+        """Read batches from both sets. `held` is the number of samples that are this rank's own, if any are.
+
+        `observe` is called with the span of each shuffle.
+        """
         inputs, counts = (train.classes, train.channels, train.first), (train.samples, test.samples)
         self.facts = FeedFacts(*inputs, *counts, fingerprint, train.labels_per_sample, notes)
         """Facts alone, without batches."""
@@ -93,7 +108,9 @@ class Feed(FeedFacts):
         with observed(self._observe, "shuffle", "shuffle"):
             order = self.order = self._train.sampler.order(self._seed, epoch, batch, self._shuffle)
             self._train.sampler.epoch(order, batch, done)
-        wanted = shares(order, batch, done, self._world.rank, self._world.size, self._train.sampler.virtual)
+        seat = self._world.rank, self._world.size, self._train.sampler.virtual
+        steps = range(done, steps_of(self.samples, batch))
+        wanted = (share(order, batch, step, *seat) for step in steps)
         return self._train.batches(wanted, self._seed, epoch)
 
     def test_batches(self, batch: int, alone: bool = False) -> Iterator[Batch]:
@@ -104,7 +121,10 @@ class Feed(FeedFacts):
         return self._test.in_turn(batch, alone)
 
     def own_batches(self, batch: int, step: int) -> Iterator[Batch]:
-        """Yield batches of `batch` samples of this rank's own, without end, from its step `step` on. Not collective."""
+        """Return batches of `batch` samples of this rank's own, without end, from its step `step` on. Not collective.
+
+        The rank visits all samples that it holds in an order of its own, then again in another.
+        """
         assert self._own, "the feed is that of ranks out of step"
 
         def draw(epoch: int, done: int) -> Numbers:
@@ -195,6 +215,10 @@ def check_on_all(folder: Path, local: str, world: World) -> None:
             raise PackError(f"{folder} is not the same on rank {rank} as on rank {world.rank}; copy it again")
 
 
+MAX_CLASSES_NAMED = 5
+"""Number of differing classes that an error names."""
+
+
 def check_alike(train: Index, test: Index) -> None:
     """Raise PackError unless a network that is trained on `train` can be tested on `test`: classes, kind, shape."""
     known, given = train.about, test.about
@@ -217,7 +241,8 @@ def check_alike(train: Index, test: Index) -> None:
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    more = len(names) - MAX_CLASSES_NAMED
+    return ", ".join(names[:MAX_CLASSES_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _form(index: Index) -> str:

@@ -12,7 +12,8 @@
     Loader          0 1 2 3 │ 4 5 6 7 │ 8 9     memory of a batch is reused; the last step may be short
     BatchDataset    0 1 2 3 │ 4 5 6 7           each batch has its own memory; only full batches
 
-`docs/how_to/feed_a_framework.md` has the reasons. With `device`, batches arrive there, in memory of their own.
+`docs/how_to/feed_a_framework.md` has the reasons. Bytes copied: those of each batch, once. With `device`, batches
+arrive there, in memory of their own (`loading.py`), and are not copied again.
 """
 
 from __future__ import annotations
@@ -198,15 +199,17 @@ class BatchDataset(IterableDataset[Any]):
     """This rank's batches of a loader, which other libraries iterate; made by `Loader.dataset`."""
 
     def __init__(self, loader: Loader, ranks: int, names: tuple[str, str] | None = None) -> None:
-        """Take the batches of a loader. Raises UsageError if the shares of ranks would differ, or no batch is full."""
+        """Take the batches of `loader`, as (inputs, labels) or with `names` as a dict. Raises UsageError if the shares
+        of `ranks` ranks would differ, or no batch is full."""
         if loader.batch % ranks:
             raise UsageError(
                 f"{ranks} ranks share batches of {loader.batch} samples unevenly, but a dataset's batches are averaged "
                 f"with equal weight; take a multiple of {ranks}, or iterate the loader and call unisono.add_samples"
             )
         if loader.batch > loader.samples:
-            none = f"batches of {loader.batch} samples from {loader.samples} leave no whole step"
-            raise UsageError(f"{none}; lower the batch")
+            raise UsageError(
+                f"batches of {loader.batch} samples from {loader.samples} leave no whole step; lower the batch"
+            )
         self._loader, self._names = loader, names
 
     def __len__(self) -> int:
@@ -227,7 +230,7 @@ class BatchDataset(IterableDataset[Any]):
         for inputs, labels in self._loader:
             if is_on_host(inputs):  # labels of texts lie in the memory of their inputs
                 inputs, labels = inputs.clone(), labels.clone()  # noqa: PLW2901
-            yield (inputs, labels) if self._names is None else dict(zip(self._names, (inputs, labels), strict=True))
+            yield self._form(inputs, labels)
             if self._loader.step >= len(self):
                 break
         self._leave_ended_epoch()
@@ -249,3 +252,6 @@ class BatchDataset(IterableDataset[Any]):
         """Begin the next epoch where no whole step is left: loops may count batches, and never ask for one more."""
         if self._loader.step >= len(self):
             self.set_epoch(self._loader.epoch + 1)
+
+    def _form(self, inputs: torch.Tensor, labels: torch.Tensor) -> Any:
+        return (inputs, labels) if self._names is None else dict(zip(self._names, (inputs, labels), strict=True))

@@ -11,6 +11,9 @@ On a device, the next batch is copied from pinned memory while the network compu
 
     copies     batch 0 │ batch 1 ── │ batch 2 ── │               a stream of its own
     program            └▶ step 0 ── └▶ step 1 ── └▶ step 2 ──
+
+The random numbers of a sample depend on the seed, the epoch and its number alone, so they are the same on any number
+of ranks and after any resume.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from unisono.data.kinds import SampleTransform, find_kind
+from unisono.data.kinds import find_kind
 from unisono.data.order import DRAWS_PER_SAMPLE, CounterRNG, Numbers, Sampler, in_turn, uniform_numbers
 from unisono.device import CopyStreams, choose_device, host_memory, module_of
 from unisono.engine import Closing, Observe, observed
@@ -37,6 +40,7 @@ from unisono.processor import HOST
 from unisono.schedules.pieces import bounds
 
 if TYPE_CHECKING:
+    from unisono.data.kinds import SampleTransform
     from unisono.data.pack.index import Index
     from unisono.data.storage import Storage
     from unisono.world import World
@@ -44,8 +48,11 @@ if TYPE_CHECKING:
 PROCESSOR = torch.device(HOST)
 """Device of a rank that has no accelerator."""
 
-PREFETCHED_BATCHES, STRETCHES = 2, 4
-"""Batches prepared in advance, and stretches of each for a thread: what a slow one does not begin, others do."""
+PREFETCHED_BATCHES = 2
+"""Number of batches that are prepared in advance."""
+
+STRETCHES = 4
+"""Stretches of a batch for each thread: what a slow thread does not begin, the others do."""
 
 DECODING = "decoding"
 """Name of the threads of a loader, and kind of the spans of their work."""
@@ -64,7 +71,10 @@ def cast_inputs(inputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def device_of_rank(name: str, world: World) -> torch.device:
-    """Return this rank's device, of a name for `choose_device`. Collective. Raises UsageError on all ranks."""
+    """Return the device of this rank, by a name that `choose_device` takes. Collective.
+
+    Raises UsageError on all ranks where one has none.
+    """
     if name == HOST:
         return PROCESSOR
     ranks = world.placement.nodes[world.placement.node_of(world.rank)]
@@ -96,6 +106,7 @@ def to_device(batches: Iterable[Batch], device: torch.device) -> Generator[Batch
 
 
 def _received(ahead: tuple[Batch, Any], copies: CopyStreams) -> Batch:
+    """Return a batch for use on the calling thread's stream, behind its copy."""
     batch, copied = ahead
     copies.wait(copied)
     for tensor in batch:  # else its memory may hold another batch, while this stream still reads it
@@ -120,31 +131,37 @@ class InputFacts:
     """Facts of a network's inputs, for which it is built."""
 
     classes: int
+    """Number of classes, or of tokens."""
     channels: int
-    """Classes, or tokens; and input channels: channels of an image, or numbers in a window of a recording."""
+    """Input channels of the network: channels of an image, or numbers in a window of a recording."""
     first: torch.Tensor
     """Zeros with the shape and memory layout of a batch of one sample."""
 
     def blank(self, samples: int) -> torch.Tensor:
         """Return zeros with the shape and memory layout of the inputs of a batch."""
         last = self.first.dim() == 4 and self.first.is_contiguous(memory_format=torch.channels_last)
-        layout = torch.channels_last if last else torch.contiguous_format
-        return self.first.new_zeros(samples, *self.first.shape[1:]).contiguous(memory_format=layout)
+        return self.first.new_zeros(samples, *self.first.shape[1:]).contiguous(
+            memory_format=torch.channels_last if last else torch.contiguous_format
+        )
 
 
 class Reader(InputFacts, ABC):
     """Labelled samples of one set, which the ranks of a world read in batches, by their numbers."""
 
     sampler: Sampler
+    """Order of the samples, and the place of each."""
     title: str
     """Name of the data set or folder of the pack."""
     names: tuple[str, ...]
     """Names of the classes, or of the tokens of texts."""
     samples: int
     """Number of samples, on all ranks together."""
-    labels_are_tokens, labels_per_sample = False, 1
+    labels_are_tokens = False
+    """True for texts, which have a label for each token."""
+    labels_per_sample = 1
+    """Labels of a sample: 1, its class, or the tokens of a window of text."""
     bytes_per_label: int | None = None
-    """These three are as in `SampleKind`."""
+    """Bytes of text that a label stands for; None where they differ, and for classes."""
 
     @abstractmethod
     def batches(self, wanted: Iterable[Numbers], seed: int | None = None, epoch: int = 0) -> Generator[Batch]:
@@ -177,9 +194,10 @@ class Prefetcher(Reader):
         observe: Observe | None = None,
         device: torch.device = PROCESSOR,
     ) -> None:
-        """Start the threads, called `name`; `transform` makes a transform for each, `device` copies the batches.
+        """Start the threads, called `name`; `transform` makes a transform for each.
 
-        `observe` is called with the spans of reading and decoding.
+        `observe` is called with the spans of reading and decoding. The memory of batches is one that `device` copies
+        from.
         """
         about, self._kind = index.about, find_kind(index.about.kind)
         self.title, self.names, self.samples, self.sampler = str(index.folder), about.classes, len(index), storage
@@ -198,8 +216,10 @@ class Prefetcher(Reader):
         self._ended: list[torch.Tensor] = []  # last batches of iterators that have ended: spare after the next batch
 
     def batches(self, wanted: Iterable[Numbers], seed: int | None = None, epoch: int = 0) -> Generator[Batch]:
-        """Yield the batches, whose memory is reused after the next one, be it of the next iterator.
+        """Yield one batch for each array of sample numbers. A batch's memory is reused after the next batch, be
+        it one of the next iterator.
 
+        With a seed, samples are changed at random, as in training; without, they are as in validation.
         Raises DecodeError, naming the sample, if one cannot be decoded. Closing the iterator stops the loading.
         """
         queue: deque[tuple[torch.Tensor, Numbers, list[Future[None]]]] = deque()
@@ -245,6 +265,7 @@ class Prefetcher(Reader):
     def _start(
         self, numbers: Numbers, seed: int | None, epoch: int
     ) -> tuple[torch.Tensor, Numbers, list[Future[None]]]:
+        """Submit a batch to the threads, in stretches of samples; return its memory, numbers and futures."""
         with observed(self._observe, "read batch", "loading"):
             memory, samples = self._buffer(len(numbers)), self.sampler.samples(numbers)
 
@@ -275,6 +296,7 @@ class Prefetcher(Reader):
         return memory.view(samples, *self.shape)
 
     def _begin(self) -> None:
+        """Initialise a thread: one OpenMP thread, and a transform of its own."""
         torch.get_num_threads()  # PyTorch sets a new thread's number on the first call
         threadpool_limits(1, user_api="openmp")
         self._own.transform = self._make_transform()

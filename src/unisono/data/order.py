@@ -18,8 +18,8 @@ samples, and sees them in the order of the epoch's own permutation. The next epo
 
 A rank keeps its samples if it has whole parts of a batch, as it has where the ranks divide the parts.
 
-Random numbers of a sample are counter-based: SplitMix64 (Steele, Lea and Flood 2014), whose counter begins at a hash of
-seed, epoch and sample; 53 bits of each output make a number in [0, 1).
+Random numbers of a sample, for its changes in training, are counter-based: SplitMix64 (Steele, Lea and Flood 2014),
+whose counter begins at a hash of seed, epoch and sample; 53 bits of each output make a number in [0, 1).
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from unisono.world import World
 
 Numbers = NDArray[np.int64]
+"""Numbers of samples."""
+
 FORM = re.compile(r"(?P<interval>epoch|once|every:(?P<every>[1-9]\d{0,8}))(,parts:(?P<parts>[1-9]\d{0,8}))?", re.ASCII)
 
 
@@ -124,7 +126,10 @@ def epoch_rng(seed: int, epoch: int, worker: int = -1) -> np.random.Generator:
 
 
 def epoch_order(samples: int, batch: int, seed: int, epoch: int, shuffle: ShuffleOptions) -> Numbers:
-    """Return the order of an epoch with this shuffle, in steps of `batch` samples over all ranks: int64, (samples,)."""
+    """Return the order in which an epoch with this shuffle visits the samples: a permutation, int64, shape (samples,).
+
+    `batch` is the number of samples of a step over all ranks.
+    """
     permuted, first = permutation(samples, seed, epoch), shuffle.first_epoch(epoch)
     if epoch == first:
         return permuted
@@ -137,7 +142,10 @@ def epoch_order(samples: int, batch: int, seed: int, epoch: int, shuffle: Shuffl
 
 
 def worker_order(numbers: Numbers, seed: int, worker: int, epoch: int) -> Numbers:
-    """Return the order in which one worker, out of step, visits the samples `numbers` in an epoch of its own, int64."""
+    """Return the order in which one worker visits the samples `numbers` in an epoch of its own, int64.
+
+    Workers that are out of step share no order: each draws its own.
+    """
     return epoch_rng(seed, epoch, worker).permutation(numbers)
 
 
@@ -146,7 +154,8 @@ def own_numbers(
 ) -> Iterator[tuple[int, Numbers]]:
     """Yield, for each step of a worker from `step` on, its epoch and the samples of its batch, without end.
 
-    In an epoch it sees all its `samples` once, in the order that `draw(epoch, done)` returns, from step `done` on.
+    An epoch of a worker ends when it has seen all its `samples` once; its last batch may be short. `draw(epoch, done)`
+    returns the order of an epoch, which begins at its step `done`.
     """
     steps = steps_of(samples, batch)
     while True:
@@ -173,11 +182,6 @@ def share(order: Numbers, batch: int, step: int, rank: int, ranks: int, virtual:
     global_batch, virtual = order[step * batch : (step + 1) * batch], virtual or ranks
     start, stop = (len(global_batch) * (virtual * edge // ranks) // virtual for edge in (rank, rank + 1))
     return global_batch[start:stop]
-
-
-def shares(order: Numbers, batch: int, done: int, rank: int, ranks: int, virtual: int) -> Iterator[Numbers]:
-    """Yield the samples of one rank in each step of an epoch from step `done` on, as `share`."""
-    return (share(order, batch, step, rank, ranks, virtual) for step in range(done, steps_of(len(order), batch)))
 
 
 def in_turn(samples: int, batch: int, rank: int, ranks: int) -> Iterator[Numbers]:
@@ -209,6 +213,7 @@ class Sampler:
     """Line for the start of a run; empty if there is nothing to say."""
 
     def __init__(self, samples: int, world: World) -> None:
+        """Keep the number of samples, over all ranks of `world`, which share each batch."""
         self._count, self.world = samples, world
         self._own: Numbers | None = None
 
@@ -222,13 +227,19 @@ class Sampler:
         return epoch_order(self._count, batch, seed, epoch, shuffle)
 
     def epoch(self, order: Numbers, batch: int, done: int = 0) -> None:
-        """Give each rank what it will see of `order` in steps of `batch` samples after `done` (`share`). Collective."""
+        """Give each rank what it will see of `order` in steps of `batch` samples (`order.share`). Collective.
+
+        The first `done` steps are left out: a run is resumed.
+        """
 
     def give_stretches(self) -> None:
         """Give each rank a stretch of the samples, which it will see in turn. Collective."""
 
     def own(self, order: Numbers) -> Numbers:
-        """Return this rank's own part of all samples, ascending; `order` permutes all. No epoch follows. Collective."""
+        """Return the numbers of the samples that are this rank's own, ascending; no epoch follows. Collective.
+
+        All ranks together own every sample of `order`, a permutation of all.
+        """
         return np.arange(len(order))
 
     def own_epoch(self, seed: int, epoch: int, batch: int, done: int) -> Numbers:  # noqa: ARG002  in memory
@@ -240,7 +251,10 @@ class Sampler:
 DRAWS_PER_SAMPLE = 24
 """Largest count of numbers for a sample: an image tries ten crops with two each, then draws position and mirroring."""
 
-INCREMENT = np.uint64(0x9E3779B97F4A7C15)
+INCREMENT, FIRST_FACTOR, SECOND_FACTOR = (
+    np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+"""Increment of the counter, and the factors that mix it."""
 
 
 def uniform_numbers(seed: int, epoch: int, samples: NDArray[np.int64], count: int) -> NDArray[np.float64]:
@@ -253,13 +267,14 @@ def uniform_numbers(seed: int, epoch: int, samples: NDArray[np.int64], count: in
 
 
 class CounterRNG:
-    """Random numbers of one sample: each call of `random()` returns the next."""
+    """Random number generator of one sample: each call of `random()` returns the next of its numbers."""
 
     def __init__(self, numbers: Iterable[float]) -> None:
         self.random: Callable[[], float] = iter(numbers).__next__
 
 
 def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ (numbers >> np.uint64(31))
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * FIRST_FACTOR
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * SECOND_FACTOR
+    mixed: NDArray[np.uint64] = numbers ^ (numbers >> np.uint64(31))
+    return mixed

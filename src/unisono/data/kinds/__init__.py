@@ -54,7 +54,8 @@ def find_kind(name: str) -> SampleKind:
 
 def kind_of_content(sample: bytes) -> str:
     """Return the name of the kind with whose signature a file begins; IMAGE if there is none."""
-    return next((name for name in KINDS if (begin := find_kind(name).signature) and sample.startswith(begin)), IMAGE)
+    signatures = {name: find_kind(name).signature for name in KINDS}
+    return next((name for name, begin in signatures.items() if begin and sample.startswith(begin)), IMAGE)
 
 
 def all_augments() -> tuple[str, ...]:
@@ -83,7 +84,7 @@ class SampleTransform(Protocol):
 
 
 class SampleKind(ABC):
-    """Kind of sample, without state. A `shape` is that of a pack."""
+    """Kind of sample, without state."""
 
     plural: ClassVar[str]
     """Word for several samples, in messages."""
@@ -111,7 +112,10 @@ class SampleKind(ABC):
         return sample
 
     def is_packed_unchanged(self, sample: bytes) -> bool:  # noqa: ARG002  a default
-        """Return True if `encode` keeps a whole file of any size, in much less time. Raises DecodeError for no file."""
+        """Return True if `encode` keeps a file that is whole, whatever its size. Raises DecodeError for no such file.
+
+        It takes much less time than `encode`.
+        """
         return True
 
     @abstractmethod
@@ -119,11 +123,14 @@ class SampleKind(ABC):
         """Return the function that makes the transform of a thread. Raises PackError if `options` do not fit."""
 
     def pixels(self, sample: Bytes, shape: tuple[int, ...] | None) -> Bytes | None:  # noqa: ARG002  a default
-        """Return the values of a packed sample, (height, width, channels), for mean and std; None: it has none."""
+        """Return the values of a packed sample, (height, width, channels), for mean and std; None: none are measured.
+
+        `shape` is that of the pack.
+        """
         return None
 
     def labels_per_sample(self, shape: tuple[int, ...] | None) -> int:  # noqa: ARG002  a default
-        """Return the labels that a sample has: 1, its class."""
+        """Return the labels that a sample has: 1, its class; `shape` is that of the pack."""
         return 1
 
     def bytes_per_label(self, classes: tuple[str, ...]) -> int | None:  # noqa: ARG002  a default

@@ -15,6 +15,7 @@ about linear up to 700 Hz, logarithmic above.
 
 Half a second at 8,000 samples a second: a frame has 200 samples and begins 80 after the one before, so there are
 1 + (4000 - 200) // 80 = 48; an FFT of 256 has a bin each 31.25 Hz; the bands' middles are 33, 68, 105, ... 3,787 Hz.
+Mean and standard deviation are the recording's own, which removes loudness and the microphone's response.
 
 Windows: each is a frame with its context on both sides. 12 frames, 3 windows, context 2:
 
@@ -23,7 +24,7 @@ Windows: each is a frame with its context on both sides. 12 frames, 3 windows, c
     window 1               └─────●─────┘              frames 4 5 6 7 8
     window 2                           └─────●──┘     frames 8 9 10 11 11: past an end its outer frame is repeated
 
-Augmentations:
+So a network of frames (PCL-DNN 5.3: CD-DNN) takes a recording of any length. Augmentations:
 
     shift   a random position of each window's middle frame in its stretch, the same for all windows
     mask    shift, with a stretch of bands and one of frames set to zero (SpecAugment, Park et al. 2019)
@@ -35,8 +36,9 @@ import io
 import math
 import wave
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -59,7 +61,10 @@ MIN_RATE, MAX_RATE = 100, 1_000_000
 
 
 def read_wav(file: bytes | memoryview) -> tuple[NDArray[np.int16], int]:
-    """Return the samples, int16, (samples, channels), and the samples a second. Raises DecodeError for other files."""
+    """Return the samples, int16, shape (samples, channels), and the samples a second.
+
+    Raises DecodeError if the bytes are no wav file, are truncated, or have other than 16-bit samples or an odd rate.
+    """
     try:
         with wave.open(io.BytesIO(file)) as recording:
             frames, channels, rate = recording.getnframes(), recording.getnchannels(), recording.getframerate()
@@ -79,13 +84,13 @@ def read_wav(file: bytes | memoryview) -> tuple[NDArray[np.int16], int]:
 Frames = NDArray[np.float32]
 """Log-mel frames, (frames, BANDS)."""
 
-BANDS = 40
 FRAME_SECONDS, HOP_SECONDS = 0.025, 0.010
 """Length of a frame, and distance from its beginning to that of the next, in seconds."""
 
-MIN_POWER, MIN_STD = 1e-8, 0.01
-"""Smallest power, about that of 16-bit rounding noise in silence, and smallest divisor of a band: a constant one stays
-constant."""
+BANDS = 40
+
+MIN_POWER = 1e-8
+"""Smallest power, about that of 16-bit rounding noise in silence."""
 
 FRAMES_AT_ONCE = 512
 """Number of frames made at once, so that the intermediate arrays of long recordings stay small."""
@@ -95,6 +100,7 @@ class Spectrum:
     """Log-mel frames of recordings of one sample rate."""
 
     def __init__(self, rate: int) -> None:
+        """Prepare window and bands. `rate` is samples a second."""
         self._length, self._hop = round(FRAME_SECONDS * rate), round(HOP_SECONDS * rate)
         narrowest = hertz(mel(rate / 2) / (BANDS + 1))
         least = max(self._length, math.ceil(rate / narrowest))  # so that the narrowest band has a bin
@@ -103,7 +109,10 @@ class Spectrum:
         self._bands = triangles(rate, self._size)
 
     def frames(self, samples: NDArray[np.float32]) -> Frames:
-        """Return the frames of samples from -1 to 1, (frames, BANDS); a short recording is padded with silence."""
+        """Return the frames of samples from -1 to 1, (frames, BANDS); samples after the last whole frame are dropped.
+
+        A recording that is shorter than a frame is padded with silence.
+        """
         if len(samples) < self._length:
             samples = np.pad(samples, (0, self._length - len(samples)))
         cut = sliding_window_view(samples, self._length)[:: self._hop]
@@ -140,17 +149,24 @@ def hertz(pitch: float) -> float:
 MASK_DIVISOR = 4
 """Largest mask: 1 / MASK_DIVISOR of the bands, or of the frames."""
 
+Stretch = tuple[int, int]
+"""Stretch of bands or frames: the first, and the one after the last."""
 
-class AudioWindows(NamedTuple):
-    """Windows of one recording around these frames; masked bands and frames, the first and the one after the last."""
+
+@dataclass(frozen=True)
+class AudioWindows:
+    """Windows of one recording around these frames, with a stretch of bands and one of frames masked."""
 
     middles: tuple[int, ...]
-    bands: tuple[int, int] = (0, 0)
-    frames: tuple[int, int] = (0, 0)
+    bands: Stretch = (0, 0)
+    frames: Stretch = (0, 0)
 
 
 def choose_windows(options: DataOptions, frames: int, random: CounterRNG | None) -> AudioWindows:
-    """Return the windows of a recording of `frames` frames: with random numbers in training, without in validation."""
+    """Return the windows of a recording of `frames` frames: with random numbers in training, without in validation.
+
+    Each has its middle in one of as many stretches of equal length, all at the same position of their stretches.
+    """
     position = 0.5 if random is None or options.augment == "none" else random.random()
     positions = ((window + position) * frames / options.windows for window in range(options.windows))
     middles = tuple(min(frames - 1, int(middle)) for middle in positions)  # rounding may lead to the end
@@ -159,10 +175,18 @@ def choose_windows(options: DataOptions, frames: int, random: CounterRNG | None)
     return AudioWindows(middles, _mask(BANDS, random), _mask(frames, random))
 
 
-def _mask(length: int, random: CounterRNG) -> tuple[int, int]:
+def _mask(length: int, random: CounterRNG) -> Stretch:
+    """Return a stretch of random length, up to 1 / MASK_DIVISOR of `length`, at a random position."""
     wide = int(random.random() * (length // MASK_DIVISOR + 1))
     first = int(random.random() * (length - wide + 1))
     return first, first + wide
+
+
+INT16_SCALE = 32768
+"""Divisor that scales 16-bit samples to [-1, 1)."""
+
+MIN_STD = 0.01
+"""Smallest standard deviation by which a band is divided: a constant band stays constant."""
 
 
 class AudioTransform:
@@ -176,12 +200,14 @@ class AudioTransform:
         self._spectra: dict[int, Spectrum] = {}
 
     def into(self, out: torch.Tensor, file: memoryview, random: CounterRNG | None) -> None:
-        """Convert one recording into `out`, (windows, numbers), float32."""
+        """Convert one recording into `out`, (windows, numbers), float32.
+
+        Without `random` it is converted as in validation. Raises DecodeError if the bytes are no recording.
+        """
         samples, rate = read_wav(file)
         if rate not in self._spectra:
             self._spectra[rate] = Spectrum(rate)
-        mono = samples.mean(axis=1, dtype=np.float32) / 32768  # from 16 bits to [-1, 1)
-        frames = normalised(self._spectra[rate].frames(mono))
+        frames = normalised(self._spectra[rate].frames(samples.mean(axis=1, dtype=np.float32) / INT16_SCALE))
         windows = choose_windows(self._options, len(frames), random)
         frames[:, slice(*windows.bands)] = 0.0
         frames[slice(*windows.frames)] = 0.0
@@ -190,6 +216,7 @@ class AudioTransform:
 
     @staticmethod
     def batch(memory: torch.Tensor) -> torch.Tensor:
+        """Return a batch as the network takes it: (samples, windows, numbers), unchanged."""
         return memory
 
 
@@ -211,6 +238,7 @@ class AudioKind(SampleKind):
     augments = ("none", "shift", "mask")
 
     def encode(self, sample: bytes, options: PackOptions) -> bytes:  # noqa: ARG002  recordings stay as they are
+        """Return the file unchanged, after it has been read. Raises DecodeError if it is no wav file of 16 bits."""
         read_wav(sample)
         return sample
 

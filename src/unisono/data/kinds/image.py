@@ -9,7 +9,8 @@ Decisions, which `image_transform.py` carries out, are pure functions of the ima
     or, "crop"  a square with 7/8 of the short side, anywhere; mirrored or not (Krizhevsky et al. 2012: 224 of 256)
     validate    the square in the middle with 7/8 of the short side (224 of 256), to size x size
 
-A crop of a JPEG is decoded at 1/2, 1/4 or 1/8 if that is large enough, from a block of the file on:
+A crop of a JPEG is decoded at 1/2, 1/4 or 1/8 if that is still as large as the size wanted, so that no work is wasted.
+The part that is decoded begins at a block of the file, a few pixels before the crop:
 
     ┌───────────────────────┐
     │      ┌──┬──────┐      │   box       the crop
@@ -37,14 +38,20 @@ if TYPE_CHECKING:
 
 
 MIN_AREA, MAX_AREA = 0.08, 1.0
+"""Range of a random crop's share of the area."""
+
 MIN_ASPECT, MAX_ASPECT = 3 / 4, 4 / 3
-"""Ranges of a random crop's share of the area, and of its width over its height."""
+"""Range of a random crop's width over its height."""
+
+LOG_MIN_ASPECT, LOG_ASPECT_RANGE = math.log(MIN_ASPECT), math.log(MAX_ASPECT / MIN_ASPECT)
 
 MAX_TRIES = 10
 """Largest number of random crops that are tried until one fits."""
 
 VALIDATION_CROP = 7 / 8
 """Share of an image's short side that is used in validation, with the augmentations "scale" and "crop"."""
+
+SCALE_DIVISORS = (8, 4, 2)
 
 
 class Box(NamedTuple):
@@ -57,7 +64,7 @@ class Box(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Part of an image, in pixels of the image at 1 / `shrink` of its size."""
+    """Part of an image that is decoded at 1 / `shrink` of its size, in pixels of that smaller image."""
 
     x: int
     y: int
@@ -79,7 +86,7 @@ def scale_and_aspect(width: int, height: int, random: CounterRNG) -> Box:
     """Return a crop of random area, aspect ratio and position; if none of MAX_TRIES fits, the largest in the middle."""
     for _ in range(MAX_TRIES):
         area = (MIN_AREA + (MAX_AREA - MIN_AREA) * random.random()) * width * height
-        shape = math.exp(math.log(MIN_ASPECT) + math.log(MAX_ASPECT / MIN_ASPECT) * random.random())
+        shape = math.exp(LOG_MIN_ASPECT + LOG_ASPECT_RANGE * random.random())
         wide, high = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
         if 0 < wide <= width and 0 < high <= height:
             x = int(random.random() * (width - wide + 1))
@@ -97,8 +104,11 @@ def middle(width: int, height: int, share: float = VALIDATION_CROP) -> Box:
 
 
 def part_of(box: Box, width: int, height: int, block: int, size: int) -> tuple[Part, Box]:
-    """Return the part of a JPEG to decode so that `box` can become size x size, and the box within that part."""
-    shrink = next((each for each in (8, 4, 2) if min(box.width, box.height) >= each * size), 1)
+    """Return the part of a JPEG to decode so that `box` can become size x size, and the box within that part.
+
+    `block` is the width of the file's blocks in pixels: a part can begin only at a block.
+    """
+    shrink = next((each for each in SCALE_DIVISORS if min(box.width, box.height) >= each * size), 1)
     step = max(1, block // shrink)
     right, bottom = -(-width // shrink), -(-height // shrink)
     x, y = min(box.x // shrink, right - 1), min(box.y // shrink, bottom - 1)
@@ -109,8 +119,8 @@ def part_of(box: Box, width: int, height: int, block: int, size: int) -> tuple[P
 
 
 AUGMENTS = ("none", "mirror", "shift", "scale", "crop")
-"""Augmentations: none; horizontal mirroring; mirroring and a shift; mirroring and a random crop, of random scale and
-aspect or of one size."""
+"""Augmentations: none; horizontal mirroring; mirroring and a shift by up to 1/8; mirroring and a random crop, of random
+scale and aspect or of one size."""
 
 MARGIN_DIVISOR = 8
 """Images are shifted by up to 1 / MARGIN_DIVISOR of their size, over a margin of black."""
@@ -129,7 +139,8 @@ class ImageOptions:
     """Numbers of MEAN_SIDE x MEAN_SIDE pixels, which take the place of `mean`; empty: none do."""
 
 
-class ImageAugmentation(NamedTuple):
+@dataclass(frozen=True)
+class ImageAugmentation:
     """Augmentation of one image: its crop, mirroring, and its shift right and down, in pixels of `size`."""
 
     box: Box
@@ -158,9 +169,11 @@ def choose_augmentation(options: ImageOptions, width: int, height: int, random: 
     return ImageAugmentation(box, mirrored, right, down)
 
 
-MEAN_SIDE, MIN_SIDE = 32, 64
-"""Height and width of a mean image, since that of photographs is smooth; and short side that is enough to measure an
-image, so that larger JPEGs may be decoded smaller."""
+MEAN_SIDE = 32
+"""Height and width of a mean image: that of photographs is smooth."""
+
+MIN_SIDE = 64
+"""Pixels of the short side that are enough to measure an image: larger JPEGs may be decoded smaller."""
 
 
 def image_options(index: Index, options: DataOptions) -> ImageOptions:
@@ -188,6 +201,7 @@ class ImageKind(SampleKind):
     augments = AUGMENTS
 
     def encode(self, sample: bytes, options: PackOptions) -> bytes:
+        """Return the file, or a JPEG of it with the short side of `options`."""
         from unisono.data.kinds.image_codec import encode_image  # noqa: PLC0415  Pillow is of the extra `data`
 
         return encode_image(sample, options.short_side, options.quality)
@@ -204,12 +218,14 @@ class ImageKind(SampleKind):
         return lambda: ImageTransform(settings, ImageDecoder(settings.channels))
 
     def pixels(self, sample: Bytes, shape: tuple[int, ...] | None) -> Bytes | None:  # noqa: ARG002  files have a size
+        """Return the decoded pixels, (height, width, 1 if grey or else 3)."""
         from unisono.data.kinds.image_codec import GREY_MODES, decode_image, pixels_of  # noqa: PLC0415
 
         image = decode_image(sample.tobytes(), min_side=MIN_SIDE)
         return pixels_of(image, "L" if image.mode in GREY_MODES else "RGB")
 
     def is_grey(self, sample: Bytes) -> bool:
+        """Return True if the image's header has a grey mode."""
         from PIL import Image  # noqa: PLC0415
 
         from unisono.data.kinds.image_codec import GREY_MODES  # noqa: PLC0415

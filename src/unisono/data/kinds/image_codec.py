@@ -32,9 +32,10 @@ DAMAGE_ERRORS = (
 
 
 def decode_image(file: bytes, min_side: int = 0) -> Image.Image:
-    """Return a whole image as it is stored. Raises DecodeError if the bytes are no image, or truncated.
+    """Return a whole image as it is stored, decoded by Pillow.
 
-    With `min_side`, a JPEG may be decoded at 1/2, 1/4 or 1/8 if its short side still has as many pixels.
+    With `min_side` above 0, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size if its short side still has `min_side`
+    pixels. Raises DecodeError if the bytes are no image, or truncated.
     """
     with damage_named():
         image = Image.open(io.BytesIO(file))
@@ -82,10 +83,13 @@ def damage_named() -> Iterator[None]:
         raise DecodeError(" ".join(str(error).split()) or type(error).__name__) from error
 
 
+UNCHANGED_FORMATS = {"JPEG": ("RGB", "L"), "PNG": ("RGB", "L", "P", "1")}
+"""Formats, with their Pillow modes, that are packed unchanged."""
+
+
 def keeps_file(image: Image.Image) -> bool:
-    """Return True if an image's file has a format, and a mode of Pillow, that is packed unchanged."""
-    modes = {"JPEG": ("RGB", "L"), "PNG": ("RGB", "L", "P", "1")}.get(image.format or "", ())
-    return image.mode in modes and "transparency" not in image.info
+    """Return True if an image's file has a format that is packed unchanged."""
+    return image.mode in UNCHANGED_FORMATS.get(image.format or "", ()) and "transparency" not in image.info
 
 
 def is_packed_unchanged(sample: bytes) -> bool:
@@ -96,7 +100,10 @@ def is_packed_unchanged(sample: bytes) -> bool:
 
 
 def encode_image(sample: bytes, short_side: int, quality: int) -> bytes:
-    """Return the bytes to pack: `short_side` in pixels, 0 for any; JPEG `quality` of 1 to 100. Raises DecodeError."""
+    """Return the bytes to pack. Raises DecodeError if the image is broken or truncated.
+
+    `short_side` is in pixels, 0 for all sizes; `quality` is that of JPEGs, 1 to 100.
+    """
     image = decode_image(sample, min_side=2 * short_side)
     if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):  # these two have 16 bits
         pixel_type = "floating-point numbers" if image.mode == "F" else "integers of 32 bits"
@@ -110,8 +117,8 @@ def encode_image(sample: bytes, short_side: int, quality: int) -> bytes:
     made = Image.fromarray(pixels[..., 0] if grey else pixels)
     if not small:
         scale = short_side / min(made.size)
-        width, height = (max(1, round(side * scale)) for side in made.size)
-        made = made.resize((width, height), Image.Resampling.LANCZOS)
+        size = (max(1, round(made.width * scale)), max(1, round(made.height * scale)))
+        made = made.resize(size, Image.Resampling.LANCZOS)
     out = io.BytesIO()
     try:
         made.save(out, "JPEG", quality=quality)

@@ -4,9 +4,12 @@
     the crop ─ resize ─▶ size x size ─ mirror, shift ─ (x / 255 - mean) / std ─▶ float32
     the mean image, if it is asked for ─ crop, resize, mirror, shift alike ─┘
 
-JPEGs are decoded by libjpeg-turbo 3, of the `turbojpeg` wheel or the system, by ctypes: its calls release the GIL.
-Other formats and CMYK JPEGs are decoded by Pillow (`image_codec.py`). Grey images get three equal channels if RGB is
-wanted. A crop at least twice as large as wanted is resized by area means, any other by bilinear interpolation.
+JPEGs are decoded by libjpeg-turbo, through the TurboJPEG interface, version 3, by ctypes: its calls let other threads
+run. The library comes with the `turbojpeg` wheel or with the system. Other formats and CMYK JPEGs are decoded by Pillow
+(`image_codec.py`). Grey images get three equal channels if RGB is wanted. Images in packs were rotated by their EXIF
+orientation when they were packed.
+
+A crop at least twice as large as wanted is resized by area means, any other by bilinear interpolation.
 """
 
 from __future__ import annotations
@@ -38,6 +41,8 @@ from unisono.data.kinds.image_codec import Pixels, damage_named, decode_image, p
 from unisono.data.order import CounterRNG
 from unisono.errors import DecodeError
 
+WHITE = 255.0
+
 BYTES_AT_ONCE = 1 << 20
 """Bytes of an image that are normalised at once, in float32: few enough for the core's second cache."""
 
@@ -46,18 +51,22 @@ class ImageTransform:
     """Transform of images to network inputs, for one thread."""
 
     def __init__(self, options: ImageOptions, decoder: ImageDecoder | RawDecoder) -> None:
+        """Create the transform. `decoder` is that of image files or of raw images, and this thread's own."""
         self.shape = options.size, options.size, options.channels
         self._options, self._decoder = options, decoder
         row = options.size * options.channels
         std = torch.tensor(options.std).repeat(options.size)
         self._rows_at_once = max(1, min(options.size, BYTES_AT_ONCE // (4 * row)))
-        self._scale = (1 / (255.0 * std)).reshape(1, row)
+        self._scale = (1 / (WHITE * std)).reshape(1, row)
         self._shift = (-torch.tensor(options.mean).repeat(options.size) / std).expand(options.size, row)
         mean_image = np.array(options.mean_image, np.float32).reshape(-1, MEAN_SIDE, options.channels)
         self._mean_image = np.divide(-mean_image, np.array(options.std, np.float32))  # empty without one
 
     def into(self, out: torch.Tensor, file: memoryview, random: CounterRNG | None) -> None:
-        """Convert one image into `out`, (size, size, channels), float32."""
+        """Convert one image into `out`, (size, size, channels), float32.
+
+        Without `random` it is converted as in validation. Raises DecodeError if the bytes are no image.
+        """
         size = self._options.size
         header = self._decoder.header(file)
         augmentation = choose_augmentation(self._options, header.width, header.height, random)
@@ -87,11 +96,13 @@ class ImageTransform:
         return torch.from_numpy(shifted(below.reshape(size, size, -1), how.right, how.down).reshape(size, -1))
 
     def _normalise(self, out: torch.Tensor, pixels: torch.Tensor, shift: torch.Tensor) -> None:
-        """Write normalised pixels to `out`, all of shape (size, size x channels)."""
+        """Write normalised pixels to `out`, all of shape (size, size x channels).
+
+        The second pass is in place, so that no other memory passes through the cache.
+        """
         for first in range(0, len(out), self._rows_at_once):
             rows = out[first : first + self._rows_at_once]
             rows.copy_(pixels[first : first + self._rows_at_once])
-            # in place, so that no other memory passes through the cache
             torch.addcmul(shift[first : first + self._rows_at_once], rows, self._scale, out=rows)
 
     @staticmethod
@@ -109,17 +120,21 @@ def shifted(pixels: NDArray[Any], right: int, down: int) -> NDArray[Any]:
     return out
 
 
+JPEG = b"\xff\xd8"
+
+
 class ImageDecoder:
-    """Decoder of crops of image files to 3 channels, or 1 for grey images, for one thread."""
+    """Decoder of crops of image files, for one thread."""
 
     def __init__(self, channels: int) -> None:
+        """Create the decoder. `channels` is 3, or 1 for grey images."""
         self._grey, self._mode = channels == 1, "L" if channels == 1 else "RGB"
         self._jpeg = JpegDecoder() if turbojpeg() else None
 
     def header(self, file: memoryview | bytes) -> ImageHeader:
         """Return the header of an image, whose bytes are kept until `decode`. Raises DecodeError."""
         self._file = bytes(file)
-        header = self._jpeg.header(self._file) if self._jpeg is not None and self._file[:2] == b"\xff\xd8" else None
+        header = self._jpeg.header(self._file) if self._jpeg is not None and self._file[:2] == JPEG else None
         if header is None:
             with damage_named():
                 header = ImageHeader(*Image.open(io.BytesIO(self._file)).size)
@@ -127,7 +142,11 @@ class ImageDecoder:
         return header
 
     def decode(self, box: Box, size: int) -> Pixels:
-        """Return the crop `box` of the image whose header was read last, to become size x size. Raises DecodeError."""
+        """Return the crop `box` of the image whose header was read last, to become size x size.
+
+        The part of a JPEG that has it is decoded at 1/2, 1/4 or 1/8 if that is large enough. Raises DecodeError if the
+        image is damaged.
+        """
         width, height, block = self._header
         if self._jpeg is not None and block is not None:
             part, within = part_of(box, width, height, block, size)
@@ -147,19 +166,36 @@ class RawDecoder:
         self._shape = shape
 
     def header(self, file: memoryview) -> ImageHeader:
+        """Return the size, that of all images."""
         self._pixels: Pixels = np.frombuffer(file, np.uint8).reshape(*self._shape[:2], -1)
         return ImageHeader(self._shape[1], self._shape[0])
 
-    def decode(self, box: Box, size: int) -> Pixels:  # noqa: ARG002  a view of the image's bytes
+    def decode(self, box: Box, size: int) -> Pixels:  # noqa: ARG002  nothing is decoded
+        """Return the crop, a view of the image's bytes."""
         return cropped(self._pixels, box)
 
 
 def cropped(pixels: Pixels, box: Box) -> Pixels:
+    """Return a crop of an image, as a view."""
     return pixels[box.y : box.y + box.height, box.x : box.x + box.width]
 
 
+DECOMPRESS = 1
+PROPERTIES = 5, 6, 4, 8
+"""Numbers of a file's width, height, subsampling and colour space."""
+
+RGB, GREY = 0, 6
+"""Pixel formats of decoded images."""
+
+CMYK, YCCK = 3, 4
+"""Colour spaces of JPEG files that Pillow decodes."""
+
 BLOCKS = {0: 8, 1: 16, 2: 16, 3: 8, 4: 8, 5: 32, 6: 8}
 """Width of a file's blocks in pixels, by its subsampling: a part can begin only at a block."""
+
+SYSTEMS = ("libturbojpeg.so.0", "libturbojpeg.dylib")
+"""Names of the system's library. A search for it would start processes, which is not allowed once MPI runs."""
+
 
 HANDLE, INT, TEXT = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
 
@@ -200,38 +236,42 @@ def turbojpeg() -> ctypes.CDLL | None:
 
 
 def _paths() -> list[str]:
-    """Return the wheel's library, and the system's; a search would start processes, not allowed once MPI runs."""
-    names = ["libturbojpeg.so.0", "libturbojpeg.dylib"]
     with suppress(metadata.PackageNotFoundError):
         files = metadata.files("turbojpeg") or []
-        names[:0] = [str(file.locate()) for file in files if file.name.startswith("libturbojpeg")]
-    return names
+        return [*(str(file.locate()) for file in files if file.name.startswith("libturbojpeg")), *SYSTEMS]
+    return [*SYSTEMS]
 
 
 class JpegDecoder:
     """Decoder of parts of JPEG files, for one thread. Of a truncated file it decodes what there is."""
 
     def __init__(self) -> None:
+        """Create the decoder. Raises DecodeError if libjpeg-turbo 3 is not installed."""
         library = turbojpeg()
         if library is None:
             raise DecodeError("there is no libjpeg-turbo 3 here: pip install turbojpeg")
-        self._library, self._handle = library, library.tj3Init(1)  # to decompress
+        self._library, self._handle = library, library.tj3Init(DECOMPRESS)
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
             self._library.tj3Destroy(self._handle)
 
     def header(self, file: bytes) -> ImageHeader | None:
-        """Return the header; None for CMYK, unknown subsampling, or a warning. Raises DecodeError if it is no JPEG."""
+        """Return the header of the file; None if it is CMYK or YCCK, has unknown subsampling, or causes a warning.
+
+        Raises DecodeError if the file is no JPEG.
+        """
         if self._library.tj3DecompressHeader(self._handle, file, len(file)):
             self._fail_unless_warned()
             return None
-        width, height, blocks, colors = (self._library.tj3Get(self._handle, each) for each in (5, 6, 4, 8))
-        is_cmyk = colors in (3, 4)  # or YCCK
-        return None if is_cmyk or blocks not in BLOCKS else ImageHeader(width, height, BLOCKS[blocks])
+        width, height, blocks, colors = (self._library.tj3Get(self._handle, each) for each in PROPERTIES)
+        return None if colors in (CMYK, YCCK) or blocks not in BLOCKS else ImageHeader(width, height, BLOCKS[blocks])
 
     def decode(self, file: bytes, part: Part, grey: bool) -> NDArray[np.uint8]:
-        """Return a part, from a block on, of the image whose header was read last: 3 channels, or 1 if `grey`."""
+        """Return a part of the image whose header was read last: (height, width, 3), RGB, or 1 channel if `grey`.
+
+        `part.x` is a multiple of the header's block over `part.shrink`. Raises DecodeError if it cannot be decoded.
+        """
         out = np.empty((part.height, part.width, 1 if grey else 3), np.uint8)
         turbo, handle = self._library, self._handle
         region = _Region(part.x, part.y, part.width, part.height)
@@ -241,7 +281,7 @@ class JpegDecoder:
             or turbo.tj3SetCroppingRegion(handle, region)
         ):
             self._fail()
-        arguments = handle, file, len(file), out.ctypes.data, 0, 6 if grey else 0  # the pixel formats grey and RGB
+        arguments = handle, file, len(file), out.ctypes.data, 0, GREY if grey else RGB
         if turbo.tj3Decompress8(*arguments):
             self._fail_unless_warned()
             out.fill(0)  # after a warning the rest may not have been written

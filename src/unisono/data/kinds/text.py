@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from unisono.data.pack.index import Index
 
 
-BYTES = "bytes"
-"""Name of the tokenizer whose tokens are bytes."""
-
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 """Names of the token that ends a text, in `tokenizer.json` files; the first that a file has is taken."""
 
@@ -91,6 +88,7 @@ class FileTokenizer:
         self.end_of_text: int = number_of[end]
 
     def encode(self, text: str) -> NDArray[np.int64]:
+        """Return the tokens of a text; half of a surrogate pair, which is no text, becomes a question mark."""
         encodable = text.encode(errors="replace").decode()
         return np.array(self._library.encode(encodable, add_special_tokens=False).ids, np.int64)
 
@@ -109,6 +107,10 @@ def make_tokenizer(name: str) -> Tokenizer:
     return ByteTokenizer() if name == BYTES else FileTokenizer(Path(name))
 
 
+BYTES = "bytes"
+"""Name of the tokenizer whose tokens are bytes."""
+
+
 @dataclass(frozen=True)
 class TextOptions:
     """Options with which texts are tokenised and cut into samples."""
@@ -120,6 +122,7 @@ class TextOptions:
 
 
 def token_dtype(vocabulary: int) -> np.dtype[Any]:
+    """Return the number format of tokens in a pack."""
     return np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
 
 
@@ -140,6 +143,7 @@ class TextTransform:
 
     @staticmethod
     def batch(memory: torch.Tensor) -> torch.Tensor:
+        """Return the inputs of a batch, (samples, tokens)."""
         return memory[:, 0]
 
 
@@ -156,11 +160,14 @@ class TextKind(SampleKind):
         return partial(TextTransform, self.labels_per_sample(index.about.shape), len(index.about.classes))
 
     def labels_per_sample(self, shape: tuple[int, ...] | None) -> int:
+        """Return n for windows of n + 1 tokens."""
         assert shape is not None, "windows have a shape"
         return shape[0] - 1
 
     def bytes_per_label(self, classes: tuple[str, ...]) -> int | None:
+        """Return 1 if tokens are bytes."""
         return 1 if classes == ByteTokenizer.tokens else None
 
     def labels(self, memory: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: ARG002  a window has its own
+        """Return the tokens that follow the inputs, (samples, n)."""
         return memory[:, 1]

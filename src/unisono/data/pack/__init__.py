@@ -15,6 +15,7 @@ from pathlib import Path
 from unisono.errors import PackError, UsageError, install_command
 
 INDEX = "index.arrow"
+
 TRAIN_SAMPLES = {"digits": 1437}
 """Number of training samples of each data set that comes with Unisono."""
 

@@ -1,6 +1,7 @@
 """Index of a pack: stripe, batch, row, length and label of every sample, and a description; and batches of stripes.
 
-The index is an Arrow file like the stripes. Every rank keeps it in memory, 20 bytes a sample.
+The index is an Arrow file like the stripes. Every rank keeps it in memory, 20 bytes a sample; the samples themselves
+are read once, each by one rank of a group.
 
     image (or audio)   label   key          a batch of a stripe, and beside it: crc32 of all of it
     binary             int64   string
@@ -29,23 +30,29 @@ try:  # the same number as zlib's, in a sixth of the time
 except ImportError:
     from zlib import crc32
 
-CHECKSUM, UNISONO, ORIGIN = b"crc32", b"unisono", b"origin"
-"""Keys in metadata: of a checksum; of the description of the pack, in JSON; of `made_from` of a stripe's pack, and the
-stripe's name, which stripes of older releases lack."""
+CHECKSUM = b"crc32"
+UNISONO = b"unisono"
+"""Key in a schema's metadata for the description of the pack, in JSON."""
+ORIGIN = b"origin"
+"""Key in a stripe's metadata for `made_from` of its pack, and its name; stripes of older releases have none."""
 
 TYPES = (pa.binary(), pa.int64(), pa.string())
+
 DAMAGE_ERRORS = (pa.ArrowException, ValueError, OSError)
 """Errors that Arrow raises for changed files; ValueError is raised for names that are no longer valid text."""
 
 VERSION = 2
+"""Version that is written and read."""
+
 COLUMNS = {"stripe": pa.int32(), "batch": pa.int32(), "row": pa.int32(), "length": pa.int32(), "label": pa.int32()}
 
 
 @dataclass(frozen=True)
 class About:
-    """Description of a pack, of samples of one kind."""
+    """Description of a pack."""
 
     kind: str
+    """Name of the kind of its samples."""
     classes: tuple[str, ...]
     shape: tuple[int, ...] | None = None
     """Shape of raw samples."""
@@ -61,8 +68,9 @@ class About:
     mean_image: tuple[float, ...] = ()
     """Mean of the same images, each stretched to MEAN_SIDE x MEAN_SIDE: (rows, columns, channels), flat."""
     short_side: int = 256
+    """Pixels to which longer short sides of images were reduced, 0: none; packs of older releases do not say."""
     quality: int = 90
-    """Both as in `PackOptions`; packs of older releases do not say."""
+    """Quality of JPEGs that were encoded again."""
     content: str = ""
     """CRC-32 of the samples' own, in order; packs of older releases have none."""
     version: int = VERSION
@@ -92,12 +100,14 @@ class Index:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all samples."""
         return int(self.length.sum(dtype=np.int64))
 
 
 def write_index(index: Index, path: Path) -> None:
     """Write the index to a file. Raises OSError."""
-    columns, about = {name: getattr(index, name) for name in COLUMNS}, json.dumps(asdict(index.about)).encode()
+    columns = {name: getattr(index, name) for name in COLUMNS}
+    about = json.dumps(asdict(index.about)).encode()
     metadata = {UNISONO: about, CHECKSUM: _checksum(columns, about)}
     batch = pa.record_batch(columns, schema=pa.schema(list(COLUMNS.items()), metadata))
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
@@ -108,8 +118,8 @@ def read_index(folder: Path) -> Index:
     """Return the index of a pack. Raises PackError if it is missing, incomplete, damaged or of another version."""
     path = folder / INDEX
     if not path.is_file():
-        reason = f"it has no {INDEX}" if folder.is_dir() else "there is no such folder"
-        raise PackError(f"{folder} is no pack: {reason}; create one with unisono pack")
+        reason = "" if folder.is_dir() else ": there is no such folder"
+        raise PackError(f"{folder} is no pack{reason or f': it has no {INDEX}'}; create one with unisono pack")
     try:
         with pa.OSFile(str(path)) as file:
             table = pa.ipc.open_file(file).read_all()
@@ -118,8 +128,9 @@ def read_index(folder: Path) -> Index:
             joined = (column.combine_chunks() for column in table.columns)
             columns = dict(zip(table.column_names, map(np.from_dlpack, joined), strict=True))
     except DAMAGE_ERRORS as error:
-        reason = str(error).splitlines()[0]
-        raise PackError(f"{path} is damaged or incomplete ({reason}); pack the data again") from error
+        raise PackError(
+            f"{path} is damaged or incomplete ({str(error).splitlines()[0]}); pack the data again"
+        ) from error
     metadata = table.schema.metadata or {}
     if UNISONO not in metadata or not table.schema.equals(pa.schema(list(COLUMNS.items()))):
         raise PackError(f"{path} is no index of a pack")
@@ -143,6 +154,7 @@ def _crc(arrays: Iterable[NDArray[np.int32]], crc: int = 0) -> int:
 
 
 def checksum_of(sample: bytes) -> int:
+    """Return the CRC-32 of a sample."""
     return int(crc32(sample))
 
 
@@ -180,6 +192,7 @@ def content_of(column: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 MAX_CLASSES_LISTED = 20
+"""Number of classes that are listed one by one."""
 
 
 def describe(folder: Path) -> Iterator[str]:
@@ -207,6 +220,7 @@ def describe(folder: Path) -> Iterator[str]:
 
 
 def _classes(index: Index) -> Iterator[str]:
+    """Yield lines about the classes and their numbers of samples."""
     names = index.about.classes
     counts = np.bincount(index.label, minlength=len(names)).tolist()
     yield f"  classes             {len(names)}"

@@ -117,6 +117,7 @@ BATCH_BYTES = 4 << 20
 
 
 def stripe_name(stripe: int) -> str:
+    """Return the file name of a stripe."""
     return f"stripe-{stripe:05d}.arrow"
 
 
@@ -135,14 +136,16 @@ class WrittenStripe:
 
 @dataclass(frozen=True)
 class StripeWriter:
-    """Writer of the stripes of a pack, in any threads; after each sample it calls `advance`."""
+    """Writer of the stripes of a pack, in any threads."""
 
     source: Source
     folder: Path
     fingerprint: str
     """Fingerprint of the samples and options, by which a later run knows stripes that are finished."""
     encode: Callable[[bytes], bytes]
+    """Function that returns the bytes to pack of a sample that is not empty. Raises DecodeError."""
     advance: Callable[[], None]
+    """Function that is called after each sample."""
     stop: Event = field(default_factory=Event)
     """Event that ends the work of all threads, by CancelledError."""
 
@@ -161,8 +164,8 @@ class StripeWriter:
         source, path = self.source, self.folder / stripe_name(stripe)
         about = {"classes": source.classes, "kind": source.kind, "shape": source.shape}
         columns = schema(source.kind, about, f"{self.fingerprint} {path.name}")
-        lengths, labels, batches, checksums = (list[int]() for _ in range(4))
-        skipped = list[tuple[str, str]]()
+        lengths, labels, batches, skipped = list[int](), list[int](), list[int](), list[tuple[str, str]]()
+        checksums = list[int]()
         with write_atomically(path) as partial:
             with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, columns) as writer:
                 for made, positions in self._batches(first, last, skipped):
@@ -225,16 +228,18 @@ def _note(folder: Path, stripe: int) -> Path:
 
 def _read_note(note: Path) -> dict[str, Any]:
     """Return the content of a note; empty if it is missing or incomplete (a power cut)."""
-    content: dict[str, Any] = {}
-    with suppress(FileNotFoundError, ValueError):
-        content = json.loads(note.read_text())
+    try:
+        content: dict[str, Any] = json.loads(note.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
     return content
 
 
 def _write_stripes(
     writer: StripeWriter, stretches: Sequence[tuple[int, int]], threads: int, done: dict[int, WrittenStripe]
 ) -> None:
-    """Write in threads what an earlier run has not finished. `done` gets each stripe, also where another fails."""
+    """Write in threads the stripes that an earlier run has not finished. `done` gets each finished one by its number,
+    also where an error ends the others."""
 
     def write_one(stripe: int) -> None:
         first, last = stretches[stripe]
@@ -289,6 +294,7 @@ def as_texts(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _fingerprint(source: Source, options: PackOptions) -> str:
+    """Return a fingerprint of the data set and of the options with which it is packed."""
     digest = hashlib.sha256(repr((source.kind, source.classes, source.shape, options, len(source))).encode())
     digest.update("\n".join(source.keys).encode())
     digest.update(np.ascontiguousarray(source.labels).data)
@@ -311,8 +317,8 @@ def _index(source: Source, folder: Path, stripes: list[WrittenStripe], fingerpri
         parts.append(np.array(columns, np.int32))
     arrays = dict(zip(COLUMNS, np.concatenate(parts, axis=1), strict=True))
     files = tuple((stripe_name(stripe.number), stripe.nbytes) for stripe in kept)
-    content = checksum_of(np.array([each for stripe in kept for each in stripe.checksums], np.uint32).tobytes())
     about = About(source.kind, source.classes, source.shape, skipped=skipped, stripes=files, made_from=fingerprint)
+    content = checksum_of(np.array([each for stripe in kept for each in stripe.checksums], np.uint32).tobytes())
     about = replace(about, short_side=options.short_side, quality=options.quality, content=f"{content:08x}")
     return statistics(Index(about, **arrays, folder=folder))
 
@@ -331,17 +337,23 @@ class PackOptions:
     """JPEG quality of images that are encoded again."""
 
 
-MEASURED_IMAGES, NEIGHBOURS = 1_000, 10
-"""About as many images are measured, evenly spread over the pack; and so many neighbours are read together."""
+MEASURED_IMAGES = 1_000
+"""Approximate number of images that are measured, evenly spread over the pack."""
+
+NEIGHBOURS = 10
+"""Number of neighbouring samples that are read together."""
 
 
 def statistics(index: Index) -> Index:
-    """Return the index with the mean image, and mean and std of each channel: one if all images are grey, else three;
-    the same index for a kind that has no pixels."""
+    """Return the index with the mean image, and mean and std of each channel: one if all images are grey, else three.
+
+    An index of samples of a kind that has no pixels stays as it is.
+    """
     if not len(index):
         return index
     kind = find_kind(index.about.kind)
-    sums, squares, count, image, grey = np.zeros(3), np.zeros(3), 0, np.zeros((MEAN_SIDE, MEAN_SIDE, 3)), True
+    sums, squares, count, image = np.zeros(3), np.zeros(3), 0, np.zeros((MEAN_SIDE, MEAN_SIDE, 3))
+    grey = True
     apart = max(NEIGHBOURS, len(index) * NEIGHBOURS // MEASURED_IMAGES)
     firsts = range(0, len(index), apart)
     for sample in (taken for first in firsts for taken in _samples(index, first, min(len(index), first + NEIGHBOURS))):

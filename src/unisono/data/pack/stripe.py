@@ -7,13 +7,15 @@
 Arrow's own memory is not writable, as PyTorch wants it, and its pages would be new for each batch. A map of the file
 would end the process if the file were cut off meanwhile; a read of too few bytes is an error.
 
-New memory costs as much as the read itself, since the system clears its pages. So it is used again, once a weak
-reference sees the end of the last view of its samples:
+New memory costs as much as the read itself: the system clears its pages one by one when they are first touched. So it
+is used again. Views of samples outlive the block: only the end of the last view, which a weak reference sees, says that
+memory is spare:
 
     read block 0 ──▶ memory A ── views of its samples ── the last one is dropped ──▶ A is spare
     read block 1 ──▶ memory B                                                        read block 2 ──▶ memory A
 
-Memory that fits no block is dropped for each that is allocated, so there is never more than was in use at once.
+Sizes are rounded up, so that blocks of a pack, of 4 MB each, fit the same memory. Memory that fits no block is dropped
+for each that is allocated, so there is never more than was in use at once.
 """
 
 from __future__ import annotations
@@ -44,10 +46,12 @@ class EncodedSamples(NamedTuple):
     offsets: NDArray[np.int64]
 
     def each(self) -> list[NDArray[np.uint8]]:
+        """Return a view of each sample."""
         return [self.data[begin:end] for begin, end in pairwise(self.offsets.tolist())]
 
 
 def joined(samples: Sequence[NDArray[np.uint8]]) -> EncodedSamples:
+    """Return samples side by side."""
     return EncodedSamples(np.concatenate(samples), np.array([0, *map(len, samples)], np.int64).cumsum())
 
 
@@ -76,7 +80,10 @@ class OpenStripes:
         self._kept = KEPT_STRIPES
 
     def read(self, first: int, last: int) -> Iterator[EncodedSamples]:
-        """Yield the samples `first` to `last` - 1, batch by batch. Raises PackError for a lost or damaged stripe."""
+        """Yield the samples `first` to `last` - 1 in order, batch by batch, from as few stripes as have them.
+
+        Raises PackError if a stripe is missing, has another size than was written, or a checksum is wrong.
+        """
         begin = first
         while begin < last:
             stripe = int(self._index.stripe[begin])
@@ -112,7 +119,10 @@ class OpenStripes:
 
     @contextmanager
     def _lent(self, stripe: int) -> Iterator[StripeFile]:
-        """Lend a stripe to one thread, opened anew if its file was replaced; keep it open unless the read fails."""
+        """Lend a stripe to one thread, and keep it open for the next read unless that fails.
+
+        It is opened anew if the file of its name is another by now.
+        """
         path, status = path_of(self._index, stripe)
         identity = stripe, status.st_dev, status.st_ino
         with self._lock:
@@ -143,7 +153,10 @@ class StripeFile(io.FileIO):
     def __init__(
         self, path: Path, identity: tuple[int, int, int], memory: Callable[[int], Bytes], made_from: str
     ) -> None:
-        """Open a file by its number, device and inode. Raises PackError unless it is the stripe; DAMAGE_ERRORS."""
+        """Open the file and read its footer. `identity` is its number, device and inode; `memory` allocates.
+
+        Raises PackError if it is no stripe, or not the one of this name of the pack `made_from` this; DAMAGE_ERRORS.
+        """
         super().__init__(path)
         self.identity, self._path, self._memory, self._found = identity, path, memory, NOTHING
         self._nbytes = os.fstat(self.fileno()).st_size
@@ -158,7 +171,10 @@ class StripeFile(io.FileIO):
             unless_whole.pop_all()
 
     def samples(self, batch: int) -> tuple[EncodedSamples, NDArray[np.int64]]:
-        """Return a batch, writable, and its labels; none if there is no such batch. Raises PackError, DAMAGE_ERRORS."""
+        """Return the samples of a batch, writable, and their labels; none if there is no such batch.
+
+        Raises PackError, DAMAGE_ERRORS.
+        """
         if batch >= self._reader.num_record_batches:
             return EncodedSamples(NOTHING, np.zeros(1, np.int64)), np.empty(0, np.int64)
         try:
@@ -170,6 +186,7 @@ class StripeFile(io.FileIO):
             self._found = NOTHING  # the memory belongs to the samples alone
 
     def read(self, nbytes: int | None = -1) -> memoryview:  # type: ignore[override]  # Arrow takes any buffer
+        """Return the next bytes, fewer at the end of the file."""
         memory = self._memory(max(0, min(nbytes or 0, self._nbytes)))  # a damaged footer may ask for any number
         got = 0
         while got < len(memory) and (count := self.readinto(memory[got:].data)):
@@ -178,6 +195,7 @@ class StripeFile(io.FileIO):
         return self._found.data
 
     def close(self) -> None:
+        """Close the file; samples that were read stay valid."""
         self._reader = None  # it refers to the file
         super().close()
 
@@ -203,9 +221,11 @@ def path_of(index: Index, stripe: int) -> tuple[Path, os.stat_result]:
     return path, status
 
 
-UNIT, MAX_EXCESS = 256 << 10, 2
-"""Bytes to whose multiple sizes are rounded up, while smaller reads get memory that is not kept; and the largest size
-of spare memory that is used, as a multiple of the size that is needed."""
+UNIT = 256 << 10
+"""Bytes to whose multiple sizes are rounded up; smaller reads get memory that is not kept."""
+
+MAX_EXCESS = 2
+"""Largest size of spare memory that is used, as a multiple of the size that is needed."""
 
 
 class BlockMemory:
@@ -216,6 +236,7 @@ class BlockMemory:
         self._lock = threading.Lock()
 
     def __call__(self, nbytes: int) -> Bytes:
+        """Return memory of `nbytes` bytes, writable, with any content."""
         if nbytes < UNIT:
             return np.empty(nbytes, np.uint8)
         size = -(-nbytes // UNIT) * UNIT
@@ -246,3 +267,9 @@ def read_samples(index: Index, numbers: NDArray[np.integer]) -> Iterator[Encoded
                 complete = len(samples.offsets) - 1 == len(wanted)
                 each = [] if complete else samples.each()
                 yield samples if complete else joined([each[row] for row in (wanted - wanted[0]).tolist()])
+
+
+def check_stripes(index: Index, first: int, last: int) -> None:
+    """Raise PackError if a stripe of the samples `first` to `last` - 1 is missing or has another size than written."""
+    for stripe in np.unique(index.stripe[first:last]).tolist():
+        path_of(index, stripe)

@@ -9,8 +9,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -38,8 +36,10 @@ FORMATS = Registry(
 taken. What none of them knows may be texts (`texts.py`)."""
 
 ENDINGS = {ending: name for name in KINDS for ending in find_kind(name).endings}
+"""Kind of a file, by the ending of its name."""
+
 FILE_KINDS = " or ".join(dict.fromkeys(ENDINGS.values()))
-"""Kind of a file, by the ending of its name; and all of them, for messages."""
+"""Kinds of files, for messages."""
 
 SPLITS = (*TRAIN_SPLITS, *TEST_SPLITS)
 """Folder names that mean splits of a data set, not classes; in small letters or capitals."""
@@ -113,10 +113,9 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 
 def raw_source(
-    images: NDArray[np.uint8], labels: NDArray[np.int64], name: str, files: Sequence[Path], names: tuple[str, ...] = ()
+    images: NDArray[np.uint8], labels: NDArray[np.int64], classes: tuple[str, ...], name: str, files: Sequence[Path]
 ) -> Source:
-    """Return the source of images, (samples, height, width, ...), whose classes have these names, or their numbers."""
-    classes = names or tuple(map(str, range(int(labels.max(initial=-1)) + 1)))
+    """Return the source of images in memory, (samples, height, width) or (samples, height, width, channels)."""
     keys = [f"{name}/{number}" for number in range(len(images))]
     sizes = np.full(len(images), images[:1].nbytes, np.int64)
     return Source(RAW, classes, keys, labels, sizes, lambda number: images[number].tobytes(), images.shape[1:], files)
@@ -131,7 +130,10 @@ def labelled_source(
     files: Sequence[Path],
     **more: Any,
 ) -> Source:
-    """Return the source of files with these names and classes. Raises PackError, naming `where`, for several kinds."""
+    """Return the source of files with these names and the names of their classes.
+
+    Raises PackError, naming `where`, if they are of different kinds.
+    """
     kinds = {kind_of(key) for key in keys}
     kind, *others = [kind for kind in KINDS if kind in kinds]
     if others:
@@ -162,15 +164,21 @@ def number_classes(names: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.in
 
 
 def find(path: Path, text: TextOptions = TextOptions()) -> Splits:  # noqa: B008  frozen
-    """Return the splits of the data set at `path`; `text` is for texts. Raises PackError for one of no known kind."""
+    """Return the splits of the data set at `path`; `text` has the options for texts.
+
+    Raises PackError if there is none of a known kind.
+    """
     if not path.exists():
         raise PackError(f"{path}: no such file or folder")
     from unisono.data.sources import texts  # noqa: PLC0415  a source itself, as those of FORMATS
 
+    found: Splits
     try:
-        for read in chain(map(FORMATS.load, FORMATS), [partial(texts.find, options=text)]):
-            if found := read(path):
+        for name in FORMATS:
+            if found := FORMATS.load(name)(path):
                 return unify_classes(found)
+        if found := texts.find(path, text):
+            return unify_classes(found)
     except UnicodeDecodeError as error:  # Arrow decodes the names of columns where they are used
         raise PackError(f"{path} has a name or a text that is no UTF-8: {error}; convert it to UTF-8") from error
     raise PackError(
@@ -181,7 +189,10 @@ def find(path: Path, text: TextOptions = TextOptions()) -> Splits:  # noqa: B008
 
 
 def unify_classes(splits: Splits) -> Splits:
-    """Return the splits renumbered, so that a class has one number in all of them. Raises PackError."""
+    """Return the splits renumbered, so that a class has one number in all of them, even where it has no sample.
+
+    Raises PackError as `common_classes`.
+    """
     each = [split.classes for split in splits.values()]
     if len(set(each)) == 1:
         return splits
@@ -206,5 +217,6 @@ def common_classes(
             raise PackError(
                 f"the {kind.plural} have several vocabularies; {kind.class_remedy}, or pack them one by one"
             )
-    classes, numbers = number_classes([*chain(*each)])
-    return classes, np.split(numbers, np.cumsum([len(names) for names in each])[:-1])
+    classes, _ = number_classes([name for names in each for name in names])
+    number_of = {name: number for number, name in enumerate(classes)}
+    return classes, [np.array([number_of[name] for name in names], np.int64) for names in each]

@@ -26,6 +26,7 @@ LABELS = ("label", "labels", "fine_label")
 
 
 def find(path: Path) -> Splits | None:
+    """Return the splits of an Arrow data set; None if `path` is none."""
     if not path.is_dir():
         return {"": _read([path], path)} if path.suffix == ".arrow" else None
     folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
@@ -69,19 +70,19 @@ def _read(files: list[Path], where: Path) -> Source:
         )
     path = where / "dataset_info.json"
     beside = _json(path) if path.is_file() else {}
-    pairs = list(zip(files, tables, strict=True))
-    filled = [pair for pair in pairs if pair[1].num_rows] or pairs[:1]  # an empty file describes nothing
+    filled = [place for place, each in enumerate(tables) if each.num_rows] or [0]  # an empty file describes nothing
+    files_of_samples, tables = [files[place] for place in filled], [tables[place] for place in filled]
     numbered = pa.types.is_integer(table[label].type)
-    described = [_describe(beside, each.schema, label, numbered) for _, each in filled]
+    described = [_describe(beside, each.schema, label, numbered) for each in tables]
     (kind, shape, names), form = described[0], str(described[0])
-    for (file, _), each in zip(filled, described, strict=True):
+    for file, each in zip(files_of_samples, described, strict=True):
         if str(each) != form:
             alike = (each.kind, each.shape) == (kind, shape)
             remedy = f"put the names of all classes into {path}" if alike else "pack each from a folder of its own"
-            raise PackError(f"{file} has {each}, but {filled[0][0]} has {form}; {remedy}")
+            raise PackError(f"{file} has {each}, but {files_of_samples[0]} has {form}; {remedy}")
     if names:
         classes, numbers = common_classes([each.names for each in described], [kind or IMAGE])
-        labels = np.concatenate([_renumbered(each[label], new) for (_, each), new in zip(filled, numbers, strict=True)])
+        labels = np.concatenate([_renumbered(each[label], new) for each, new in zip(tables, numbers, strict=True)])
         missing = int((labels < 0).sum())
     else:
         classes, labels = number_classes([str(value) for value in table[label].to_pylist()])
@@ -110,7 +111,7 @@ def _holds_bytes(kind: pa.DataType) -> bool:
 
 
 class Description(NamedTuple):
-    """Samples and labels of a file, by its metadata: empty where it does not say."""
+    """Description of a file's samples and labels in its metadata: empty where it does not say."""
 
     kind: str
     shape: tuple[int, ...]
@@ -123,7 +124,8 @@ class Description(NamedTuple):
 
 
 def _describe(beside: dict[str, Any], columns: pa.Schema, label: str, numbered: bool) -> Description:
-    """Return the description of a file; names `beside` it are those of all, labels that are no numbers need none."""
+    """Return the description of a file with these columns; names in the file `beside` it are those of all, and labels
+    that are not numbers need none."""
     metadata = columns.metadata or {}
     own, inside = (json.loads(metadata.get(key, b"{}")) for key in (b"unisono", b"huggingface"))
     features: dict[str, Any] = beside.get("features") or inside.get("info", {}).get("features") or {}

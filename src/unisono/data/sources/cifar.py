@@ -29,6 +29,7 @@ Rows = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 def find(path: Path) -> Splits | None:
+    """Return the splits in a folder of CIFAR's files; None if it has none."""
     for ending, read in ((".bin", _binary), ("", _pickled)):
         batches = [path / f"data_batch_{number}{ending}" for number in range(1, 6)]
         ten = [file for file in batches if file.is_file()]
@@ -47,10 +48,11 @@ def find(path: Path) -> Splits | None:
 def _source(rows: list[Rows], path: Path, files: list[Path]) -> Source:
     images = np.concatenate([pixels for pixels, _ in rows]).reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
     labels = np.concatenate([labels for _, labels in rows])
-    most, names = int(labels.max(initial=-1)), _names(path)
-    if names and most >= len(names):
-        raise PackError(f"{path} has the label {most}, but {len(names)} classes")
-    return raw_source(images, labels, path.name, files, names)
+    most = int(labels.max(initial=-1))
+    classes = _names(path) or tuple(str(number) for number in range(most + 1))
+    if most >= len(classes):
+        raise PackError(f"{path} has the label {most}, but {len(classes)} classes")
+    return raw_source(images, labels, classes, path.name, files)
 
 
 def _binary(path: Path, coarse: bool) -> Rows:
@@ -84,6 +86,7 @@ def _names(path: Path) -> tuple[str, ...]:
 
 @contextmanager
 def _unpickled(path: Path) -> Iterator[Any]:
+    """Yield the content of a file, and turn any error in it into a PackError that names the file."""
     try:
         yield _Arrays(io.BytesIO(path.read_bytes()), encoding="bytes").load()
     except (pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError) as error:

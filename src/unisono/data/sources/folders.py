@@ -35,10 +35,11 @@ def find(path: Path) -> Splits | None:
 
 def _source(path: Path) -> Source | None:
     there, others = _files(path)
-    plain = [file for file in there if file.is_file()]
-    inside = [file for file in plain if file.parent != path]
-    if not (files := inside or plain):
+    files = [file for file in there if file.is_file()]
+    if not files:
         return None
+    inside = [file for file in files if file.parent != path]
+    files = inside or files
     labels = [file.relative_to(path).parts[0] if inside else file.stem.split("_")[0] for file in files]
     keys, sizes = [str(file.relative_to(path)) for file in files], [file.stat().st_size for file in files]
     found = labelled_source(keys, labels, sizes, lambda number: files[number].read_bytes(), path, files)

@@ -2,7 +2,8 @@
 
     train-images-idx3-ubyte.gz   train-labels-idx1-ubyte.gz      t10k-images-idx3-ubyte.gz   t10k-labels-idx1-ubyte.gz
 
-A file is two zero bytes, the type (8: bytes), the number of dimensions, each in 4 bytes, big-endian, then the data.
+Format of a file: two zero bytes, the type (8: bytes), the number of dimensions, each dimension in 4 bytes, big-endian,
+then the data.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def _read(path: Path) -> Source:
     images, targets = _array(path, 3), _array(labels, 1).astype(np.int64)
     if len(images) != len(targets):
         raise PackError(f"{path} has {len(images)} images, but {labels.name} has {len(targets)} labels")
-    return raw_source(images, targets, path.name.split(".")[0], [path, labels])
+    classes = tuple(str(number) for number in range(int(targets.max(initial=-1)) + 1))
+    return raw_source(images, targets, classes, path.name.split(".")[0], [path, labels])
 
 
 def _array(path: Path, dimensions: int) -> NDArray[np.uint8]:

@@ -24,10 +24,11 @@ from unisono.data.sources import ENDINGS, FILE_KINDS, Source, Splits, kind_of, l
 from unisono.errors import PackError
 
 LABELS = ("label", "cls", "class")
+"""Keys for the label in JSON."""
 
 
 class _TarEntry(NamedTuple):
-    """Sample in a tar file, and the reason for which it cannot be packed; empty where it can."""
+    """Sample in a tar file."""
 
     tar: Path
     name: str
@@ -35,6 +36,7 @@ class _TarEntry(NamedTuple):
     size: int
     label: str
     reason: str
+    """Why it cannot be packed; empty where it can."""
 
     @property
     def key(self) -> str:
@@ -42,6 +44,7 @@ class _TarEntry(NamedTuple):
 
 
 def find(path: Path) -> Splits | None:
+    """Return the splits of a tar file, or of all tar files in a folder; None if there is no tar file."""
     tars = _tars(path)
     if not tars:
         return None

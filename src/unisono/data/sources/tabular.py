@@ -17,11 +17,13 @@ from unisono.errors import PackError
 PATHS = ("path", "file", "filename", "image", "audio")
 LABELS = ("label", "class", "labels")
 SPLIT = "split"
-TEXT_COLUMN = "text"  # of a Parquet file of texts, which `texts.py` reads
+TEXT_COLUMN = "text"
+"""Column of a Parquet file of texts, which `texts.py` reads."""
 TABLES = {".csv": ",", ".tsv": "\t", ".parquet": None}
 
 
 def find(path: Path) -> Splits | None:
+    """Return the splits of a table; None if `path` is no table."""
     if not path.is_file() or path.suffix not in TABLES:
         return None
     table = _open(path)
@@ -40,9 +42,10 @@ def find(path: Path) -> Splits | None:
     missing = len(table) - len(table.select(used).drop_null())
     if missing:
         raise PackError(f"{path}: {missing} of {len(table)} rows are empty in {' or '.join(used)}")
-    files, labels = ([str(name) for name in table[column].to_pylist()] for column in (at, label))
-    given = map(str, table[SPLIT].to_pylist()) if SPLIT in names else [""] * len(files)
-    splits = [split_of([name]) or name for name in given]
+    files = [str(name) for name in table[at].to_pylist()]
+    labels = [str(name) for name in table[label].to_pylist()]
+    splits = [str(name) for name in table[SPLIT].to_pylist()] if SPLIT in names else [""] * len(files)
+    splits = [split_of([name]) or name for name in splits]
     strange = next((name for name in splits if name != Path(name).name), None)
     if strange:
         raise PackError(f"{path} names a split {strange!r}, which cannot be a folder name")

@@ -14,7 +14,8 @@ corpus/test/b.txt      or a word of each name: wiki.train.txt          is the te
                     . c .                  inputs . c, labels c .
                         . d e              inputs . d, labels d e
 
-Each token but the stream's first is a label once; at most n tokens at the end are left over.
+A window has n + 1 tokens, and its last one is the first of the next: each token but the stream's first is a label once.
+At most n tokens at the end are left over.
 """
 
 from __future__ import annotations
@@ -38,32 +39,39 @@ from unisono.data.sources.tabular import TEXT_COLUMN
 from unisono.errors import PackError
 
 KEYS = ("text", "content")
+"""Keys of a text in JSON."""
+
 MAX_VOCABULARY = 1 << 20
-"""Keys of a text in JSON; and tokens of the largest vocabulary: larger numbers are something else."""
+"""Tokens of the largest vocabulary that there may be: larger numbers are something else."""
+
+
+TEST_SHARE = 10
+"""Texts without splits: the last 1/10 of the tokens is the test set."""
 
 
 class TokenStream(NamedTuple):
-    """Tokens of a split, of `token_dtype`; the names of all tokens, by number; and the files that they come from."""
+    """Tokens of a split."""
 
     tokens: NDArray[Any]
+    """Numbers, of `token_dtype`."""
     names: tuple[str, ...]
+    """Names of the tokens, by number."""
     files: Sequence[Path]
+    """Files that they come from."""
 
 
 def find(path: Path, options: TextOptions) -> Splits:
-    """Return the windows of each split of texts, of which the last tenth is the test set if there is one split alone.
-
-    There is no split where there are no texts. Raises PackError if they cannot be read.
-    """
+    """Return the windows of each split of texts; empty if there are none. Raises PackError if they cannot be read."""
     streams = _streams(path, options)
     if set(streams) == {""}:
         whole, tokens = streams[""], streams[""].tokens
-        cut = len(tokens) - len(tokens) // 10
+        cut = len(tokens) - len(tokens) // TEST_SHARE
         streams = {"train": whole._replace(tokens=tokens[:cut]), "test": whole._replace(tokens=tokens[cut:])}
     return {name: windows_source(stream, options.window, path, name) for name, stream in streams.items()}
 
 
 def _streams(path: Path, options: TextOptions) -> dict[str, TokenStream]:
+    """Return the tokens of each split of texts; empty if there are none."""
     if arrays := files_by_split(path, (".npy",), by_name=True):
         return _read_arrays(arrays, path, options)
     for endings, by_name, read in FORMATS:
@@ -137,9 +145,10 @@ def _read_arrays(splits: dict[str, list[Path]], path: Path, options: TextOptions
     """Return the tokens of npy files. Raises PackError if they are no tokens, or a tokenizer is named."""
     if options.tokenizer != BYTES:
         raise PackError(f"{path} is tokenised already; leave --tokenizer {options.tokenizer} away")
-    vocabulary = 1 + max(_largest(file) for files in splits.values() for file in files)
-    names = tuple(map(str, range(vocabulary)))
-    dtype = token_dtype(vocabulary)
+    names = tuple(
+        str(number) for number in range(1 + max(_largest(file) for files in splits.values() for file in files))
+    )
+    dtype = token_dtype(len(names))
     return {
         split: TokenStream(np.concatenate([np.load(file, mmap_mode="r").astype(dtype) for file in files]), names, files)
         for split, files in splits.items()
@@ -161,6 +170,7 @@ def _largest(file: Path) -> int:
 
 
 def _read_files(files: Sequence[Path]) -> Iterator[str]:
+    """Yield the texts of files in UTF-8."""
     for file in files:
         try:
             with reading(file):
@@ -170,6 +180,7 @@ def _read_files(files: Sequence[Path]) -> Iterator[str]:
 
 
 def _read_json_lines(files: Sequence[Path]) -> Iterator[str]:
+    """Yield the texts of JSON lines."""
     for file in files:
         with reading(file), file.open("rb") as lines:
             for number, line in enumerate(lines, 1):
@@ -196,8 +207,9 @@ def _read_tables(files: Sequence[Path]) -> Iterator[str]:
             table = parquet.ParquetFile(file)
             names = table.schema_arrow.names
             if TEXT_COLUMN not in names or not _is_text(table.schema_arrow.field(TEXT_COLUMN).type):
-                columns = ", ".join(names)
-                raise PackError(f"{file} has the columns {columns}; it needs one of strings named {TEXT_COLUMN!r}")
+                raise PackError(
+                    f"{file} has the columns {', '.join(names)}; it needs one of strings named {TEXT_COLUMN!r}"
+                )
             for rows in table.iter_batches(columns=[TEXT_COLUMN]):
                 yield from (text for text in rows.column(0).to_pylist() if text)
 

@@ -48,7 +48,10 @@ class Storage(Sampler, ABC):
 
     @abstractmethod
     def samples(self, numbers: Numbers) -> Sequence[NDArray[np.uint8]]:
-        """Return samples as views valid until the next epoch. Raises PackError for those of other ranks."""
+        """Return the bytes of the samples with these numbers, as views valid until the next epoch.
+
+        Raises PackError for samples that this rank does not hold.
+        """
 
     @property
     @abstractmethod
@@ -61,6 +64,9 @@ class Storage(Sampler, ABC):
 
 
 def read_storage(options: DataOptions, index: Index, world: World) -> Storage:
-    """Return the storage of a pack for ranks that share each batch. Collective. Raises PackError on every rank."""
+    """Return the storage of a pack. Collective. Raises PackError on every rank.
+
+    The ranks of `world` share each batch.
+    """
     made: Storage = STORAGES.load(options.storage, PackError)(index, world, options)
     return made

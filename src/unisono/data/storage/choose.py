@@ -1,7 +1,13 @@
 """Choice of a storage from the memory there is: as many copies of the pack as fit, so that as little as possible moves.
 
-The first that fits is taken: replicated; partitioned in as many groups as possible, at most one for each node;
-partitioned over all ranks; streamed. 4 ranks on 2 nodes, each with 30 GB free, of which half is allowed:
+    replicated              a copy in each node's shared memory      an epoch moves nothing
+    partitioned, k groups   k copies over all ranks                  an epoch moves samples inside the groups
+    partitioned             one copy over all ranks                  an epoch moves samples between all ranks
+    streamed                a shuffle buffer over all ranks,         an epoch reads from the stripes what no node
+                            and a cache in each node                 has in its cache
+
+The first that fits is taken, with the largest k, at most a copy for each node. 4 ranks on 2 nodes, each with 30 GB
+free, of which half is allowed:
 
     pack of 12 GB           12 GB in each node                                          replicated
     and /dev/shm of 8 GB    2 groups of 2 ranks: 6 GB a rank, 12 GB a node              2 groups
@@ -9,7 +15,8 @@ partitioned over all ranks; streamed. 4 ranks on 2 nodes, each with 30 GB free, 
     pack of 90 GB           1 group: 22.5 GB a rank, 45 GB a node                       streamed, and with windows of
                             0.5 GB a rank, 14 GB of the pack (16%) cached in each node
 
-A partition also needs spare memory for its shuffle (`partitioned.py`).
+A partition also needs spare memory for its shuffle (`partitioned.py`). The batches of an epoch are the same in all that
+are in memory; a streamed pack has an order of its own.
 """
 
 from __future__ import annotations
@@ -26,8 +33,11 @@ from unisono.data.storage.partitioned import plan_partition
 from unisono.data.storage.streamed_order import blocks_of_pack, memory_limit
 from unisono.world import World
 
-MEMORY_SHARE, MIN_CACHED_SHARE = 0.5, 0.01
-"""Share of a node's free memory that samples may take; least share of a pack that is worth a cache."""
+MEMORY_SHARE = 0.5
+"""Share of a node's free memory that samples may take; the rest is for the model, gradients and batches."""
+
+MIN_CACHED_SHARE = 0.01
+"""Least share of a pack that is worth a cache."""
 
 
 def choose_storage(
@@ -35,9 +45,10 @@ def choose_storage(
 ) -> tuple[DataOptions, str]:
     """Return the storage with the most copies of a pack that the memory of all nodes takes, and the reason in one line.
 
-    `pack` is the bytes of all samples, `partition[k]` those that a rank needs with k groups, 1 among them. If no copy
-    fits, the pack is streamed through the buffer of `wanted`, which takes `window` bytes of a rank, with the cache that
-    is `wanted`, or for 0 what memory takes. If the memory of a node is not known, the pack is partitioned over all.
+    `pack` is the bytes of all samples, `partition[k]` those that a rank needs with k groups; k = 1 is among them. If no
+    copy fits, the pack is streamed through the buffer of `wanted`, which takes `window` bytes of a rank, and each node
+    caches the bytes that are `wanted`, or for 0 what its memory takes. If the memory of a node is not known, the pack
+    is partitioned over all ranks.
     """
     if any(None in (node.free, node.shared) for node in nodes):
         unknown = "partitioned over all ranks: the free memory of the nodes is not known"
@@ -61,7 +72,10 @@ def choose_storage(
 
 
 def resolve_storage(options: DataOptions, index: Index, world: World) -> tuple[DataOptions, str]:
-    """Return the options with the storage that "auto" chooses, alike on every rank, and the reason. Collective."""
+    """Return the options with the storage that "auto" chooses, alike on every rank, and the reason. Collective.
+
+    The ranks of `world` share each batch.
+    """
     if options.storage != AUTO:
         return options, ""
     counts = [groups for groups in range(1, world.nodes + 1) if world.size % groups == 0]
@@ -71,6 +85,7 @@ def resolve_storage(options: DataOptions, index: Index, world: World) -> tuple[D
 
 
 def _cache_bytes(pack: int, nodes: Sequence[FreeMemory], window: int) -> int:
+    """Return the bytes of a pack that each node can cache beside the windows of its ranks; 0 if they are too few."""
     most = min(
         min(MEMORY_SHARE * (node.free or 0) - node.ranks * window, MEMORY_SHARE * (node.shared or 0)) for node in nodes
     )

@@ -5,8 +5,9 @@
 
     step ─▶ numbers ─▶ decoding threads: open, read, decode, crop          one file at a time in each thread
 
-The batches of an epoch are those of a pack in memory: files that packing encodes again, whatever their size, are
-encoded as it does. Where packing made images smaller, files are decoded in their own size.
+Nothing is read ahead but the batches that the threads prepare (`loading.py`), and nothing is in memory. The batches of
+an epoch are those of a pack in memory: files that packing encodes again, whatever their size, are encoded as it does.
+Where packing made images smaller, files are decoded in their own size.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unisono.data.kinds import Bytes, find_kind
 from unisono.data.options import DataOptions
@@ -37,7 +39,8 @@ class FilesStorage(Storage):
         super().__init__(len(index), world)
         self._read = world.call_on_all(lambda: find_files(index, options.files))
 
-    def samples(self, numbers: Numbers) -> Sequence[Bytes]:
+    def samples(self, numbers: Numbers) -> Sequence[NDArray[np.uint8]]:
+        """Return the bytes of samples, each read when it is asked for."""
         return ReadsOnUse(self._read, numbers.tolist())
 
     def close(self) -> None:
@@ -48,6 +51,7 @@ class ReadsOnUse(Sequence[Bytes]):
     """Samples that are read when they are asked for, by the thread that decodes them."""
 
     def __init__(self, read: Callable[[int], Bytes], numbers: list[int]) -> None:
+        """Take the function that reads a sample by its number."""
         self._read, self._numbers = read, numbers
 
     def __len__(self) -> int:
@@ -58,7 +62,10 @@ class ReadsOnUse(Sequence[Bytes]):
 
 
 def find_files(index: Index, folder: str) -> Callable[[int], Bytes]:
-    """Return the function that reads the file of a sample by number. Raises PackError for files not packed."""
+    """Return the function that reads the file of a sample by its number, and raises DecodeError where it cannot.
+
+    Raises PackError unless the files in `folder` are those that the pack was made from.
+    """
     about = index.about
     if not folder:
         raise PackError('storage = "files", but files is empty: set data.files to the folder that was packed')

@@ -10,8 +10,10 @@ from typing import NamedTuple
 from unisono.errors import PackError
 from unisono.world import World
 
-MEMINFO, SHARED = Path("/proc/meminfo"), Path("/dev/shm")
+MEMINFO = Path("/proc/meminfo")
 OWN_GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+SHARED = Path("/dev/shm")
+
 
 UNIFIED, LEGACY = ("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 """Files of a control group of Linux with its limit and its use, and the beginning of the names in memory.stat that
@@ -32,7 +34,10 @@ def free_bytes(shared: bool = False) -> int | None:
 
 
 def _limits() -> Iterator[int]:
-    """Yield the bytes that each control group of this process still allows, page cache included, up to the root."""
+    """Yield the bytes that each control group of this process still allows, from its own up to the root.
+
+    The page cache, which is freed on demand, does not count as used.
+    """
     lines = OWN_GROUP.read_text().splitlines() if OWN_GROUP.exists() else []
     paths = {"": "/"} | {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines)}
     for controllers, path in paths.items():
@@ -48,12 +53,15 @@ def _limits() -> Iterator[int]:
 
 
 class FreeMemory(NamedTuple):
-    """Bytes of a node: the least that a rank finds free, the shared of these, None where not known; and all needs."""
+    """Memory of a node in bytes; None where it is not known."""
 
     ranks: int
     free: int | None
+    """Least that a rank there finds."""
     shared: int | None
+    """Bytes of it that can be shared."""
     needed: int = 0
+    """Bytes that its ranks need together."""
 
 
 def node_memory(world: World, needed: int = 0, freed: int = 0) -> list[FreeMemory]:

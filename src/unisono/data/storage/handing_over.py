@@ -28,6 +28,9 @@ from unisono.files import check_own
 from unisono.launch import MEMORY_VARIABLE
 from unisono.world import World
 
+TAKEN_AT_ONCE = 1024
+"""Samples that are joined to be copied."""
+
 
 def names_of(index: Index, environment: Mapping[str, str] = os.environ) -> Path | None:
     """Return the beginning of the paths of a pack's samples that ranks leave; None where no others come after them."""
@@ -46,17 +49,19 @@ class LeftFile:
     """Samples that a process has left in a file."""
 
     def __init__(self, path: Path, lengths: NDArray[np.int32], block: int) -> None:
+        """Map a file of samples of a pack with these lengths, in blocks of `block` bytes."""
         memory = map_file(path)
         rows, blocks, first, begin, last = memory[:HEADER_BYTES].view(np.int64)[:5].tolist()
         self.numbers = memory[HEADER_BYTES:][: 4 * rows].view(np.int32)[first:last]
+        """Numbers of the samples, row by row."""
         self._memory, self._sizes = memory[len(memory) - (blocks - begin) * block :], lengths[self.numbers]
         taken = blocks_of(self._sizes, block).astype(np.int64) * block
         self._begins = taken.cumsum() - taken
 
     def stretches(self, rows: NDArray[np.integer]) -> Iterator[EncodedSamples]:
         """Yield the samples in these rows."""
-        for first in range(0, len(rows), 1024):
-            chosen = rows[first : first + 1024]
+        for first in range(0, len(rows), TAKEN_AT_ONCE):
+            chosen = rows[first : first + TAKEN_AT_ONCE]
             begins = self._begins[chosen]
             ends = begins + self._sizes[chosen]
             yield joined([self._memory[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)])
@@ -80,7 +85,10 @@ class LeftSamples:
         """Numbers of the samples that each rank finds on its host, by file."""
 
     def owners(self, ranks: Sequence[int]) -> NDArray[np.int32]:
-        """Return which of these ranks takes each sample from its host, its predecessor's if it can; -1: none."""
+        """Return which of these ranks, which share the pack, takes each sample from its host; -1 for none.
+
+        As many ranks as have left samples take what their predecessors have left, where they are on their hosts.
+        """
         owners = np.full(self._samples, -1, np.int32)
         names = sorted({name for rank in ranks for name in self._seen[rank]})
         for place, name in enumerate(names):
@@ -95,15 +103,16 @@ class LeftSamples:
 
     def take(self, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.int32], Iterator[EncodedSamples]]:
         """Return the numbers of the samples that are wanted and were left on this host, and these samples."""
-        left, files = wanted.copy(), list[tuple[LeftFile, NDArray[np.integer]]]()
+        left, rows = wanted.copy(), list[NDArray[np.integer]]()
         for file in self._files.values():
-            files.append((file, np.flatnonzero(left[file.numbers])))
+            rows.append(np.flatnonzero(left[file.numbers]))
             left[file.numbers] = False
+        files = list(zip(self._files.values(), rows, strict=True))
         numbers = [np.empty(0, np.int32), *(file.numbers[chosen] for file, chosen in files)]
         return np.concatenate(numbers), (stretch for file, chosen in files for stretch in file.stretches(chosen))
 
     def remove(self) -> None:
-        """Remove the files of this host, once all its ranks have taken what they want."""
+        """Remove the files of this host; all its ranks have taken what they want."""
         for path in self._paths:
             path.unlink(missing_ok=True)
         self._files.clear()

@@ -1,21 +1,26 @@
 """Partitioned storage: each rank holds a partition, all ranks (or each group) hold one copy; the three calls of DIMD.
 
-When a pack is read, each rank takes a stretch of it, so that it reads few stripes, in an elastic run first what was
-left in memory (`handing_over.py`). In an epoch a rank holds the samples that it will see in it. They depend on the
-order alone (`data/order.py`): 10 samples, batches of 4, 2 ranks
+read     a stretch each, from few stripes; in an elastic run first what was left in memory (`handing_over.py`)
+epoch    shuffle, so that each rank holds what it will see; nothing is sent if each rank holds it already
+samples  any of those, from memory
+
+When a pack is read, each rank takes a stretch of it, so that it reads few stripes: as in an epoch of one step, in the
+order of the pack. In an epoch a rank holds the samples that it will see in that epoch. They depend on the order alone
+(`data/order.py`): 10 samples, batches of 4, 2 ranks
 
     read            rank 0: 0 1 2 3 4         rank 1: 5 6 7 8 9
     epoch's order   7 2 9 4 | 0 5 1 8 | 3 6
     held            rank 0: 7 2  0 5  3       rank 1: 9 4  1 8  6
 
-So every rank knows the owners of all samples, and no rank ever needs a sample of another (`docs/data.md`). Groups of
-ranks may hold a copy each, under one switch where they can. 8 ranks on 4 nodes of 2 supernodes, in 2 groups:
+So every rank knows the owners of all samples, and no rank ever needs a sample of another (`docs/data.md`). Each of
+several groups of ranks may hold a copy. 8 ranks on 4 nodes of 2 supernodes, in 2 groups:
 
     rank                            0  1 | 2  3 | 4  5 | 6  7     2 ranks a node
     supernode                       0  0 | 1  1 | 0  0 | 1  1     nodes are connected by turns
     group                           0  0   1  1   0  0   1  1     by number of rank: 0 0 0 0 1 1 1 1
 
-Members with the same number in their groups hold the same samples.
+Ranks are taken supernode by supernode, node by node. Members with the same number in their groups hold the same
+samples. Supernodes whose ranks do not divide into groups leave the groups to the numbers of the ranks.
 
 The shuffle (DIMD 4.1, Algorithm 2): segment by segment, each sample goes to its new owner. On one node its sender
 copies it there; between nodes samples are laid out by receiver and sent:
@@ -26,7 +31,8 @@ copies it there; between nodes samples are laid out by receiver and sent:
     rank 3   ...                                                       ...
 
 Rounds: one for each segment, after two all_to_all exchanges. Bytes of each rank: on a node its samples, n / p, are read
-once and written once; between nodes twice, and sent, less the n / p^2 that stay.
+once and written once; between nodes twice, and sent, less the n / p^2 that stay. Memory beside the samples: one
+segment, free in the store or laid out, and spare capacity for random variation.
 
 Arriving samples take the place of those that leave, without a second copy of the memory (compaction). In each round one
 segment is sent, and its replacement is put at the other end. Here segments move from the beginning to the end:
@@ -34,6 +40,8 @@ segment is sent, and its replacement is put at the other end. Here segments move
     held         | 0 0 0 | 1 1 | . . . . |           9 rows, segments of 3 and 2
     round of 1   | 0 0 0 | 1 1 | . | 1'1'1' |        3 arrive, side by side in the order of their senders
     round of 0   | . . . | 0'0'0' | 1'1'1' |         3 again; the next shuffle moves back, beginning with 0'
+
+If the memory is not enough, all ranks know it before any sample has moved.
 """
 
 from __future__ import annotations
@@ -61,11 +69,14 @@ from unisono.schedules.pieces import bounds
 from unisono.world import World
 
 Owners = NDArray[np.integer]
-"""Member of a group that holds each sample."""
+"""Member of a group that holds each sample: its owner."""
 
 
 def owners_in_epoch(order: Numbers, batch: int, member_of_rank: NDArray[np.integer], virtual: int = 0) -> Owners:
-    """Return the owners in an epoch, by the number of each rank in its group; in a small dtype: access is random."""
+    """Return the owners in an epoch with this order, in the smallest dtype, since the access is random.
+
+    `member_of_rank` has the number of each rank in its group.
+    """
     members = member_of_rank.astype(np.min_scalar_type(int(member_of_rank.max())))
     held = np.empty(len(order), members.dtype)
     held[order] = members[ranks_of(len(order), batch, len(members), virtual)]
@@ -73,10 +84,11 @@ def owners_in_epoch(order: Numbers, batch: int, member_of_rank: NDArray[np.integ
 
 
 class Groups(NamedTuple):
-    """Groups of ranks of one size, and the number of each rank in its group, in ascending order."""
+    """Groups of ranks of one size."""
 
     group_of_rank: tuple[int, ...]
     member_of_rank: tuple[int, ...]
+    """Number of each rank in its group: ranks of a group in ascending order."""
     note: str = ""
     """Line about groups that reach over supernodes though several are known; empty if there are none."""
 
@@ -114,18 +126,24 @@ def form_groups(placement: Placement, groups: int) -> Groups:
     return Groups(group_of_rank, member_of_rank, "" if divided or groups == 1 else crossing)
 
 
-SEGMENT_BYTES, SPARE_DEVIATIONS = 64 << 20, 5
-"""About the bytes that a rank exchanges at once; and rows kept free for chance, over the square root of a rank's
-samples, which is the largest std."""
+SEGMENT_BYTES = 64 << 20
+"""Approximate bytes that a rank exchanges at once."""
+
+SPARE_DEVIATIONS = 5
+"""Rows kept free for chance, over the square root of a rank's samples: one such root is the largest std."""
 
 
 class PartitionPlan(NamedTuple):
-    """Samples and blocks of the largest partition, bytes of a block, and segments, which are exchanged one by one."""
+    """Store that takes the stretch of a pack which a member of a group reads."""
 
     samples: int
+    """Samples of the largest partition."""
     blocks: int
+    """Blocks of the largest partition."""
     block: int
+    """Bytes of a block."""
     segments: int
+    """Segments of a partition, which are exchanged one by one."""
 
     def capacity(self, shared: bool) -> tuple[int, int]:
         """Return rows and blocks for the largest partition, with room for chance; if `shared`, a segment is free."""
@@ -153,7 +171,10 @@ class PartitionedStorage(Storage):
     """Samples of a pack in the memory of the ranks of `world`, in groups that hold a copy each."""
 
     def __init__(self, index: Index, world: World, options: DataOptions, segment_bytes: int = SEGMENT_BYTES) -> None:
-        """Read the pack. Collective. Raises PackError on every rank if one cannot read, or a node is full."""
+        """Read the pack, a copy for each of `options.groups` groups. Collective.
+
+        Raises PackError on every rank if a rank cannot read its partition or it does not fit into its node.
+        """
         super().__init__(len(index), world)
         self.members = check_groups(len(index), world.size, options.groups)
         self.groups = form_groups(world.placement, options.groups)
@@ -187,6 +208,7 @@ class PartitionedStorage(Storage):
         self._index_rows()
 
     def epoch(self, order: Numbers, batch: int, done: int = 0) -> None:  # noqa: ARG002  all move together
+        """Shuffle, so that each rank holds what it will see of `order`; the same samples for any `done`. Collective."""
         self._give(owners_in_epoch(order, batch, self._member_of_rank, self.virtual))
 
     def give_stretches(self) -> None:
@@ -207,11 +229,14 @@ class PartitionedStorage(Storage):
         return held
 
     def samples(self, numbers: Numbers) -> list[NDArray[np.uint8]]:
+        """Return the bytes of this rank's samples, as views valid until the next epoch. Raises PackError for others."""
         wanted = numbers.astype(np.int32)
         positions = np.searchsorted(self._numbers, wanted).clip(max=max(0, len(self._numbers) - 1))
         if len(wanted) and not (len(self._numbers) and np.array_equal(self._numbers[positions], wanted)):
-            held = f"rank {self.world.rank} does not hold all of the samples {wanted[:5].tolist()}..."
-            raise PackError(f"{held}: another epoch has begun")
+            raise PackError(
+                f"rank {self.world.rank} does not hold all of the samples {wanted[:5].tolist()}...: another epoch has "
+                "begun"
+            )
         return self._store.samples(self._rows[positions])
 
     @property
@@ -246,21 +271,30 @@ class PartitionedStorage(Storage):
         return names, left, owners
 
     def _fits(self, nbytes: int) -> bool:
+        """Return True if shared memory holds `nbytes` of each rank, on all nodes."""
         return all(node.shared is None or node.needed <= node.shared for node in node_memory(self.world, nbytes))
 
     def _can_share(self, nbytes: int) -> bool:
-        """Return True if the group's stores fit into its node's shared memory. Raises PackError if into no memory."""
+        """Return True if the group's stores of `nbytes` fit into its node's shared memory, for a faster shuffle.
+
+        Raises PackError on every rank if they do not fit into memory at all.
+        """
         check_free_memory(self.world, nbytes)
         shareable = self._group.nodes == 1 and self._group.size > 1
         return self._fits(nbytes if shareable else 0) and shareable
 
     def _index_rows(self) -> None:
+        """Store the row of each sample that this rank holds, in the order of their numbers."""
         self._rows = np.argsort(self._store.numbers)
         self._numbers = self._store.numbers[self._rows]
 
 
 def shuffle(store: SampleStore, owners: NDArray[np.integer]) -> None:
-    """Move every sample to its new owner. Collective. Raises PackError on every rank if a node has no memory."""
+    """Move every sample to its new owner. Collective.
+
+    All stores have the same number of segments. Raises PackError on every rank if more samples arrive than
+    fit and a node has no more memory.
+    """
     world = store.world
     if world.size == 1:
         return
@@ -290,7 +324,7 @@ def shuffle(store: SampleStore, owners: NDArray[np.integer]) -> None:
 
 
 def _plan(store: SampleStore, received: Counts) -> tuple[CompactionPlan, Counts]:
-    """Return this rank's plan, and where others put its samples, (ranks, segments, 2); stores grow before any moves."""
+    """Return this rank's plan, and where others put its samples, (ranks, segments, 2). Stores grow if necessary."""
     while True:
         plan = plan_compaction(store.cuts, received, store.capacity, store.at_start, not store.shared)
         granted = np.concatenate([plan.destinations, np.broadcast_to(plan.missing, (store.world.size, 1, 2))], axis=1)
@@ -303,7 +337,8 @@ def _plan(store: SampleStore, received: Counts) -> tuple[CompactionPlan, Counts]
 
 def _transpose(world: World, array: NDArray[np.int64]) -> NDArray[np.int64]:
     """Send entry r of an array to rank r; return the entries received from all ranks."""
-    return world.all_to_all(torch.from_numpy(np.ascontiguousarray(array))).numpy()
+    swapped: NDArray[np.int64] = world.all_to_all(torch.from_numpy(np.ascontiguousarray(array))).numpy()
+    return swapped
 
 
 def _parts(array: NDArray[np.generic], begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[torch.Tensor]:
@@ -313,20 +348,21 @@ def _parts(array: NDArray[np.generic], begins: NDArray[np.int64], sizes: NDArray
 
 def side_by_side(sizes: Counts) -> Counts:
     """Return where the parts of all ranks begin if they lie side by side, (ranks, ...), the first one at 0."""
-    return sizes.cumsum(axis=0) - sizes
+    begins: Counts = sizes.cumsum(axis=0) - sizes
+    return begins
 
 
 class CompactionPlan(NamedTuple):
-    """Plan of a rank for the samples that arrive, in rows and blocks."""
+    """Plan of a rank for the samples that arrive."""
 
     cuts: Counts
-    """Begin of each of its segments and end of the last: (segments + 1, 2)."""
+    """Row and block at which its segments will begin and the last one end: (segments + 1, 2)."""
     destinations: Counts
-    """Begin of the samples from each rank in each round: (ranks, segments, 2)."""
+    """Row and block at which the samples from each rank in each round are put: (ranks, segments, 2)."""
     rounds: range
     """Segments in the order in which they are sent."""
     missing: Counts
-    """Memory that is missing, so that nothing still needed would be overwritten: (2,)."""
+    """Rows and blocks that are missing, so that nothing still needed would be overwritten: (2,)."""
 
 
 def plan_compaction(cuts: Counts, received: Counts, available: Counts, up: bool, laid_out: bool) -> CompactionPlan:

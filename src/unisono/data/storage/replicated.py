@@ -8,7 +8,9 @@
     12 MB a node           a2         b2         c2      every third block: any part of any epoch has its share
     a rank reads     a0 a1    │ b0 b1    │ c0 c1         the rest, ahead of the step (`streamed.py`)
 
-Each block is as likely as any other to be one that a node needs in an epoch, so the cache never changes.
+The order of an epoch does not depend on the cache, so a run may go on with another. Each block is as likely as any
+other to be one that a node needs in an epoch, so the cache never changes: the blocks that were read last would be found
+in it no more often.
 
 Worked example: 4 ranks on 2 nodes, a pack of 90 GB, 30 GB of cache in each node: ranks 0 and 1 hold 15 GB each, as
 ranks 2 and 3 do; an epoch reads 60 GB from the stripes instead of 90 GB.
@@ -43,18 +45,25 @@ class ReplicatedStorage(Storage):
         _: DataOptions | None = None,
         stretches: tuple[Numbers, Numbers] | None = None,
     ) -> None:
-        """Read the pack, or ascending `stretches`, firsts and stops. Collective. Raises PackError on every rank."""
+        """Read the pack, or the samples firsts[i] to stops[i] - 1 of each of the ascending `stretches`. Collective.
+
+        Each rank of a node reads as many stretches. Raises PackError on every rank if a node has no memory for them, or
+        a stripe is missing or damaged.
+        """
         super().__init__(len(index), world)
         node = world.node_world()
-        even = np.array([bounds(len(index), node.size, member) for member in range(node.size)]).T
-        firsts, stops = even if stretches is None else stretches
+        if stretches is None:
+            firsts, stops = np.array([bounds(len(index), node.size, member) for member in range(node.size)]).T
+        else:
+            firsts, stops = stretches
         self._firsts, self._length = firsts, index.length
         self._ends = np.concatenate([[0], index.length.cumsum(dtype=np.int64)])
-        sizes = self._ends[stops] - self._ends[firsts]
-        parts = [slice(*bounds(len(firsts), node.size, member)) for member in range(node.size)]
-        self._readers = np.repeat(np.arange(node.size), [len(sizes[part]) for part in parts])
-        self._begins = np.concatenate([sizes[part].cumsum() - sizes[part] for part in parts])
-        assigned = parts[node.rank]
+        sizes, self._begins = self._ends[stops] - self._ends[firsts], np.zeros(len(firsts), np.int64)
+        self._readers = np.zeros(len(firsts), np.int64)
+        for member in range(node.size):
+            part = slice(*bounds(len(firsts), node.size, member))
+            self._readers[part], self._begins[part] = member, sizes[part].cumsum() - sizes[part]
+        assigned = slice(*bounds(len(firsts), node.size, node.rank))
         nbytes = int(sizes[assigned].sum())
         check_free_memory(world, nbytes, shared=True)
         window = allocate_window(node.comm, nbytes)
@@ -66,7 +75,8 @@ class ReplicatedStorage(Storage):
                 f"the node of rank {short[0]} has no more shared memory (/dev/shm) for its copy of the pack: others "
                 'have taken it; store the pack partitioned (storage = "partitioned"), or make /dev/shm larger'
             )
-        self._window, self._parts = window, [np.frombuffer(buffer, np.uint8) for buffer in window.buffers]
+        self._window = window
+        self._parts = [np.frombuffer(buffer, np.uint8) for buffer in self._window.buffers]
 
         def read() -> None:
             memory, offset = self._parts[node.rank], 0
@@ -85,6 +95,7 @@ class ReplicatedStorage(Storage):
         self._window.sync()
 
     def samples(self, numbers: Numbers) -> list[NDArray[np.uint8]]:
+        """Return the bytes of samples that are held, as views of the shared memory."""
         stretches = np.searchsorted(self._firsts, numbers, side="right") - 1
         begins = self._begins[stretches] + self._ends[numbers] - self._ends[self._firsts[stretches]]
         ranges = zip(self._readers[stretches].tolist(), begins.tolist(), self._length[numbers].tolist(), strict=True)

@@ -13,6 +13,13 @@ Samples lie in whole blocks, so that samples in any order are copied by taking r
 If all samples have one length, a sample is one block. Otherwise blocks are so small that padding at the ends of samples
 is 1/28 of their bytes (4 bytes a sample if they have less than 100). They are no smaller, since each block number takes
 time too: about 8 ns, in which 60 bytes are copied.
+
+Rows are found by the rank that they go to:
+
+    to   1 0 2 1 0        rows for 0: 1 4        for 1: 0 3        for 2: 2
+
+For few ranks one pass over all rows for each rank is fastest (0.8 ns a row and rank). For many ranks a sort is fastest
+(7 ns a row, if ranks are one-byte integers).
 """
 
 from __future__ import annotations
@@ -36,19 +43,24 @@ from unisono.schedules.pieces import bounds
 from unisono.transports.window import Window, allocate_window
 from unisono.world import World
 
-COPY_BYTES, HEADER_BYTES = 512 << 10, 64
-"""About the bytes copied at once for one rank, so that samples between them, for other ranks, are still in cache; and
-bytes before the samples of a file (`handing_over.py`)."""
+COPY_BYTES = 512 << 10
+"""Approximate bytes copied at once for one rank: samples between them are for other ranks, and still in cache."""
 
 Counts = NDArray[np.int64]
 """Numbers of rows and blocks, in the last axis."""
 
 
 class SampleBuffer(NamedTuple):
-    """Memory for the numbers of samples, and for samples: (blocks, bytes of a block)."""
+    """Memory for samples, and for their numbers."""
 
     numbers: NDArray[np.int32]
     blocks: Bytes
+    """Samples as an array of shape (blocks, bytes of a block)."""
+
+
+HEADER_BYTES = 64
+"""Bytes before the samples of a file: its rows and blocks, the row and block at which samples begin, the row at which
+they end, each int64; the last is 0 while samples move."""
 
 
 def map_file(path: Path, nbytes: int = 0) -> Bytes:
@@ -73,16 +85,18 @@ class SampleStore:
         """Allocate `capacity`, (samples, blocks), on each rank; `lengths` has the bytes of all samples of the pack.
 
         `shared` requires several ranks on one node; the store is not shared where its shared memory is short. With
-        `names`, samples are left to others in a file whose path begins so (`handing_over.py`).
+        `names`, the samples are left to others at the end of this process, in a file whose path begins so
+        (`handing_over.py`).
         """
         self.world, self.lengths, self.shared, self._names = world, lengths, shared, names
         self.block = block_of(lengths)
         """Bytes of a block."""
         self.capacity: Counts = np.array(capacity, np.int64)
+        """Rows and blocks that are allocated."""
         self.cuts: Counts = np.zeros((1, 2), np.int64)
         """Row and block at which each segment begins and the last one ends, (segments + 1, 2)."""
         self.at_start = True
-        """True if the segments lie at the beginning of the memory, else at its end."""
+        """True if the segments lie at the beginning of the memory; otherwise they lie at its end."""
         self._begins = np.zeros(1, np.int64)
         self.buffers: list[SampleBuffer] = []
         """Memory of all ranks if the store is shared, otherwise of this rank alone."""
@@ -127,10 +141,11 @@ class SampleStore:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the samples held."""
         return int(self.lengths[self.numbers].sum(dtype=np.int64))
 
     def samples(self, rows: NDArray[np.integer]) -> list[Bytes]:
-        """Return the samples in these rows, as views that are valid until samples are moved or freed."""
+        """Return the bytes of the samples in these rows, as views that are valid until samples are moved or freed."""
         begins = self._begins[rows] * self.block
         ends = begins + self.lengths[self.numbers[rows]]
         memory = self.own.blocks.reshape(-1)
@@ -146,7 +161,10 @@ class SampleStore:
         return counts
 
     def copy_segment(self, segment: int, to: NDArray[np.integer], buffers: list[SampleBuffer], begins: Counts) -> None:
-        """Copy sample i of a segment for rank r = to[i], in order, from begins[r] (row and block) of buffers[r] on."""
+        """Copy the samples of a segment that are for rank r to begins[r] (row and block) of buffers[r].
+
+        Sample i of the segment is for rank to[i]; samples for one rank keep their order.
+        """
         first, last = self.rows[segment : segment + 2].tolist()
         begin, end = self.cuts[segment : segment + 2, 1].tolist()
         numbers, table = self.numbers[first:last], self.own.blocks[begin:end]
@@ -163,7 +181,10 @@ class SampleStore:
                 table.take(picked[low:high], 0, buffer.blocks[block + low : block + high], "clip")
 
     def grow(self, more: Counts) -> None:
-        """Add `more` rows and blocks to the capacity, before samples move. Raises PackError on every rank."""
+        """Add `more` rows and blocks to the capacity, before samples move; those at its end move to the new end.
+
+        Raises PackError.
+        """
         check_free_memory(self.world, nbytes_of(self.capacity + more, self.block), bool(self._names))
         old, window, path = self.own, self._window, self._path
         (first, begin), (last, end) = self.cuts[0].tolist(), self.cuts[-1].tolist()
@@ -189,6 +210,7 @@ class SampleStore:
             self._window.free()
 
     def _open(self) -> None:
+        """Allocate memory for all rows and blocks of the capacity."""
         rows, blocks = self.capacity.tolist()
         nbytes = nbytes_of(self.capacity, self.block)
         begin = nbytes - blocks * self.block
@@ -203,8 +225,10 @@ class SampleStore:
         else:  # samples are sent
             self.shared = False
             memories = [np.empty(nbytes, np.uint8)]
-        parts = ((memory[: 4 * rows].view(np.int32), memory[begin:].reshape(blocks, self.block)) for memory in memories)
-        self.buffers = [SampleBuffer(*part) for part in parts]
+        shape = blocks, self.block
+        self.buffers = [
+            SampleBuffer(memory[: 4 * rows].view(np.int32), memory[begin:].reshape(shape)) for memory in memories
+        ]
         self.own = self.buffers[self.world.rank if self.shared else 0]
 
     def _open_files(self, names: Path, nbytes: int) -> list[Bytes]:
@@ -223,28 +247,27 @@ class SampleStore:
 
 
 def nbytes_of(capacity: Counts, block: int) -> int:
+    """Return the bytes that `capacity`, in rows and blocks of `block` bytes, takes."""
     rows, blocks = capacity.tolist()
     return int(4 * rows + -4 * rows % 64 + blocks * block)
 
 
 MAX_RANKS_BY_PASSES = 8
-"""Largest number of ranks for which a pass for each is fastest (0.8 ns a row and rank); then a sort is (7 ns a row)."""
+"""Largest number of ranks for which there is one pass for each rank."""
 
 
 def rows_for(to: NDArray[np.integer], ranks: int) -> list[NDArray[np.int64]]:
-    """Return the rows that go to each of `ranks` ranks, in ascending order.
-
-    >>> rows_for(np.array([1, 0, 2, 1, 0]), 3)
-    [array([1, 4]), array([0, 3]), array([2])]
-    """
+    """Return the rows that go to each of `ranks` ranks, in ascending order."""
     if ranks <= MAX_RANKS_BY_PASSES:
         return [np.flatnonzero(to == rank) for rank in range(ranks)]
     return np.split(np.argsort(to, kind="stable"), np.bincount(to, minlength=ranks).cumsum()[:-1])
 
 
-BLOCKS_PER_SAMPLE, MIN_BLOCK_BYTES, MAX_BLOCK_BYTES = 14, 8, 512
-"""If lengths differ: blocks of a sample of mean length; the bytes of a block are a multiple of the second, up to the
-third."""
+BLOCKS_PER_SAMPLE = 14
+"""Number of blocks of a sample of mean length, if lengths differ."""
+
+MIN_BLOCK_BYTES, MAX_BLOCK_BYTES = 8, 512
+"""Bytes of a block, if lengths differ: a multiple of the first, up to the second."""
 
 
 def block_of(lengths: NDArray[np.int32]) -> int:
@@ -253,9 +276,12 @@ def block_of(lengths: NDArray[np.int32]) -> int:
         return MIN_BLOCK_BYTES
     if lengths.min() == lengths.max() > 0:
         return int(lengths[0])
-    multiples = int(lengths.mean()) // BLOCKS_PER_SAMPLE // MIN_BLOCK_BYTES
-    return min(MAX_BLOCK_BYTES, max(1, multiples) * MIN_BLOCK_BYTES)
+    return min(
+        MAX_BLOCK_BYTES,
+        max(MIN_BLOCK_BYTES, int(lengths.mean()) // BLOCKS_PER_SAMPLE // MIN_BLOCK_BYTES * MIN_BLOCK_BYTES),
+    )
 
 
 def blocks_of(lengths: NDArray[np.int32], block: int) -> NDArray[np.int32]:
+    """Return the number of blocks of each sample, for lengths and `block` in bytes."""
     return -(-lengths // np.int32(block))

@@ -7,17 +7,20 @@
     read     a b c d ...   y z   f c e ...           blocks of the next epoch, when the last ones of this have begun
     steps      0 1 2 ...         98 99 │ test │ 0 1 2 ...
 
-The order (`streamed_order.py`) is drawn block by block. Each rank plans its reads of an epoch by itself, and its
-threads play them:
+It needs no memory for the pack and no shuffle between ranks. The order (`streamed_order.py`) is no full permutation: it
+is drawn block by block. Each rank plans its reads of an epoch by itself, and its threads play them:
 
     step           take 13 14 ── take 12 15 ── take 18 17 ── ...      waits only for a block that is not there yet
     reading        block 3 │ block 4 │            block 5 │           begun when block 3 has been handed out
+
+So nothing but `read` and `close` is collective, and a rank out of step reads in the same way, samples of its own.
 
 A block stays until its last sample of the epoch has been handed out. Then the next ones are read, as many as fit. What
 the current step needs is read even if it does not fit, so a step never waits for memory.
 
 `take` alone decides and changes the state, in the thread that calls it; the reading threads only read. They are
-daemons, since one that a file system does not answer would otherwise keep the process from its end.
+daemons, since one that a file system does not answer would otherwise keep the process from its end. A file that has not
+answered for SLOW_SECONDS is reported once, and the step still waits; after STUCK_SECONDS it is an error.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from numpy.typing import NDArray
 from unisono.data.options import DataOptions
 from unisono.data.order import Numbers, ShuffleOptions, epoch_rng, joined_ranges
 from unisono.data.pack.index import Index
-from unisono.data.pack.stripe import OpenStripes, path_of
+from unisono.data.pack.stripe import OpenStripes, check_stripes
 from unisono.data.storage import Storage
 from unisono.data.storage.free_memory import check_free_memory
 from unisono.data.storage.replicated import ReplicatedStorage
@@ -55,22 +58,29 @@ from unisono.errors import PackError
 from unisono.schedules.pieces import bounds
 from unisono.world import World
 
-Position = tuple[int, int, int]  # seed, epoch, and samples of a step
-Samples = list[NDArray[np.uint8]]  # of a block
+NOTHING = np.empty(0, np.int64)
+
+
+Position = tuple[int, int, int]
+"""Seed, epoch, and samples of a step."""
 
 
 class StreamedStorage(Storage):
     """Samples of a pack in its stripes, of which each rank of `world` has a window in memory."""
 
     def __init__(self, index: Index, world: World, options: DataOptions) -> None:
-        """Look at the stripes, each rank at some. Collective. Raises PackError on every rank if one is lost."""
+        """Look at the stripes, each rank at a part of them. Collective.
+
+        Raises PackError on every rank if a stripe is missing or cut off, or a node has no memory for the windows and
+        its cache.
+        """
         super().__init__(len(index), world)
         self._index, self._window_bytes, self._blocks = index, options.buffer, blocks_of_pack(index)
         self.order_name = f"streamed in windows of {options.buffer} bytes"  # with others, the order is another
         self._limit = memory_limit(self._blocks, options.buffer, world.size)
         check_free_memory(world, self._limit)
         first, last = bounds(len(index), world.size, world.rank)
-        world.call_on_all(lambda: [path_of(index, stripe) for stripe in np.unique(index.stripe[first:last]).tolist()])
+        world.call_on_all(lambda: check_stripes(index, first, last))
         self._cached = choose_cached(self._blocks.nbytes, options.cache)
         held = self._blocks.firsts[self._cached], self._blocks.stops[self._cached]
         self._cache = ReplicatedStorage(index, world, stretches=held) if options.cache else None
@@ -78,9 +88,10 @@ class StreamedStorage(Storage):
         self._position: Position | None = None
         self._next: Future[tuple[Position, Numbers, ReadPlan]] | None = None  # the order, and what this rank reads
         self._ahead: ReadAhead | None = None
-        self._reader = self._read_ahead(self._plan(np.empty(0, np.int64)), self._limit)
+        self._reader = self._read_ahead(self._plan(NOTHING), self._limit)
 
     def order(self, seed: int, epoch: int, batch: int, shuffle: ShuffleOptions) -> Numbers:  # noqa: ARG002
+        """Return the streamed order of an epoch; no samples move between ranks, so there is no interval."""
         self._position = seed, epoch, batch
         if self._next is not None and (prepared := self._next.result())[0] == self._position:
             return prepared[1]
@@ -99,17 +110,22 @@ class StreamedStorage(Storage):
         self._begin(seen_by(order, batch, done, self.world.rank, self.world.size, self.virtual))
 
     def own(self, order: Numbers) -> Numbers:
+        """Return the samples of the blocks that are this rank's own, the same for the whole run."""
         self._own_blocks = blocks = own_blocks(self._blocks, order, self.world.rank, self.world.size)
         return joined_ranges(blocks.firsts, blocks.stops - blocks.firsts)
 
     def own_epoch(self, seed: int, epoch: int, batch: int, done: int) -> Numbers:
+        """Return the streamed order of this rank's own samples, and begin to read them from step `done` on."""
         rng = epoch_rng(seed, epoch, self.world.rank)
         order = streamed_order(self._own_blocks, batch, max(1, self._window_bytes // self.world.size), rng)
         self._begin(order[done * batch :])
         return order
 
     def samples(self, numbers: Numbers) -> list[NDArray[np.uint8]]:
-        """Return samples as views that stay valid, waiting for what is not there. Raises PackError for lost blocks."""
+        """Return the bytes of samples, as views that stay valid: those of the next step from memory.
+
+        Any others are read at once. Raises PackError if a block is missing or damaged, or is not read in time.
+        """
         blocks = self._blocks.find(numbers)
         views = self._reader.take(blocks, numbers - self._blocks.firsts[blocks])
         self._read_on()
@@ -141,11 +157,13 @@ class StreamedStorage(Storage):
             self._ahead = self._read_ahead(self._next.result()[2], self._limit // 2)
 
     def _prepare(self, seed: int, epoch: int, batch: int) -> tuple[Position, Numbers, ReadPlan]:
+        """Return the order and the plan of the epoch after this one."""
         order = streamed_order(self._blocks, batch, self._window_bytes, epoch_rng(seed, epoch + 1))
         seen = seen_by(order, batch, 0, self.world.rank, self.world.size, self.virtual)
         return (seed, epoch + 1, batch), order, self._plan(seen)
 
     def _begin(self, seen: Numbers) -> None:
+        """Drop what was read, and read ahead for the samples `seen`."""
         self._reader.stop()
         self._reader = self._read_ahead(self._plan(seen), self._limit)
 
@@ -153,6 +171,7 @@ class StreamedStorage(Storage):
         return plan_reads(self._blocks, seen, self._cached)
 
     def _read_ahead(self, plan: ReadPlan, limit: int) -> ReadAhead:
+        """Return the player of a plan, which begins to read; `limit` is in bytes."""
         blocks, index, cache = self._blocks, self._index, self._cache
 
         def read(block: int) -> list[NDArray[np.uint8]]:
@@ -186,9 +205,17 @@ def choose_cached(nbytes: Numbers, allowed: int) -> NDArray[np.bool_]:
 READING_THREADS = 2
 """Threads that read, in each rank: one waits for the file system while the other verifies checksums."""
 
-SLOW_SECONDS, STUCK_SECONDS, JOIN_SECONDS = 30.0, 300.0, 1.0
-"""Seconds that a step waits for a block before its file is reported, once, and before the run ends; and seconds to wait
-for the end of a read when the blocks are dropped."""
+SLOW_SECONDS = 30.0
+"""Seconds a step waits for a block before its file is reported."""
+
+STUCK_SECONDS = 300.0
+"""Seconds a step waits for a block before the run ends."""
+
+JOIN_SECONDS = 1.0
+"""Seconds to wait for the end of a read when the blocks are dropped."""
+
+Samples = list[NDArray[np.uint8]]
+"""Bytes of each sample of a block."""
 
 
 class ReadAhead:
@@ -202,10 +229,13 @@ class ReadAhead:
         limit: int,
         threads: int = READING_THREADS,
     ) -> None:
-        """Begin to read. `read` returns the samples of a block and raises PackError; `name_of` names its file."""
+        """Begin to read. `read` returns the samples of a block and raises PackError; `name_of` names its file.
+
+        `limit` is in bytes (`memory_limit`).
+        """
         self._plan, self._read, self._name_of = plan, read, name_of
         self.limit = limit
-        """Bytes up to which blocks are read ahead of the step (`memory_limit`)."""
+        """Bytes up to which blocks are read ahead of the step."""
         self._turns = {block: turn for turn, block in enumerate(plan.blocks.tolist())}
         self._left = plan.uses.tolist()
         self._begun, self._reported = 0, set[str]()
@@ -243,6 +273,7 @@ class ReadAhead:
 
     @property
     def all_begun(self) -> bool:
+        """True if the reads of the whole plan have begun."""
         return self._begun == len(self._plan.blocks)
 
     def stop(self) -> None:
@@ -256,6 +287,7 @@ class ReadAhead:
         self._reads, self.nbytes = {}, 0
 
     def _begin_to(self, last: int) -> None:
+        """Submit the reads of the plan up to turn `last` - 1."""
         for turn in range(self._begun, last):
             block = int(self._plan.blocks[turn])
             self._reads[block] = self._submit(block)

@@ -11,7 +11,7 @@ A block is a record batch of a stripe: 4 MB, one checksum, the least that is rea
     4 ranks    ── 0 ──     ── 1 ──    ── 2 ──    ── 3 ──     so `order.share` cuts the line itself
 
 Rank r of p sees blocks from the r-th part of the line alone: it reads a p-th of the stripes (swCaffe 5.2), and a block
-or two at either end that its neighbour also reads.
+or two at either end that its neighbour also reads. `docs/data.md` says why, and what it costs.
 
 Worked example, the picture above in numbers: 4 stripes of 3 blocks of 4 samples (a0 has 0 1 2 3, d2 has 44 45 46 47),
 windows of 16 samples, steps of 8, seed 0, epoch 0:
@@ -27,6 +27,8 @@ A rank reads its blocks in the order in which they are first used:
 
     its samples    13 14 | 12 15 | 18 17 | 16 19          blocks of 4 samples: 12 to 15 are block 3, 16 to 19 block 4
     plan           block 3 for 4 samples, block 4 for 4
+
+A block that a node caches (`replicated.py`) takes little memory in the plan, and is not read.
 
 Bytes that a rank reads in an epoch: n / p, and about 2 blocks a window at the ends of its part. Its memory: 2 windows
 / p, the one that is used and the one that is read meanwhile. 4 ranks, windows of 1 GB: 512 MB a rank.
@@ -45,19 +47,24 @@ from unisono.schedules.pieces import bounds
 
 
 class StripeBlocks(NamedTuple):
-    """Blocks, or parts of them, of the samples `firsts` to `stops` - 1, in the order of the pack; an entry for each."""
+    """Blocks of samples, or parts of them, in the order of the pack; arrays with one entry for each."""
 
     firsts: Numbers
+    """First sample."""
     stops: Numbers
+    """Sample after the last."""
     stripes: Numbers
     nbytes: Numbers
+    """Bytes of the samples."""
 
     def find(self, numbers: Numbers) -> Numbers:
         """Return the block of each of these samples, which must be in one."""
-        return np.searchsorted(self.firsts, numbers, side="right") - 1
+        blocks: Numbers = np.searchsorted(self.firsts, numbers, side="right") - 1
+        return blocks
 
 
 def blocks_of_pack(index: Index) -> StripeBlocks:
+    """Return the blocks of a pack."""
     if not len(index):
         return StripeBlocks(*(np.empty(0, np.int64) for _ in range(4)))
     new = (np.diff(index.stripe) != 0) | (np.diff(index.batch) != 0)
@@ -82,13 +89,18 @@ def own_blocks(blocks: StripeBlocks, order: Numbers, rank: int, ranks: int) -> S
     stops = (last - (ends - counts)).clip(0, counts)
     held = np.flatnonzero(begins < stops)
     held = held[np.argsort(drawn[held])]
-    chosen, begins, stops = drawn[held], begins[held], stops[held]
-    nbytes, firsts = blocks.nbytes[chosen] * (stops - begins) // counts[held], blocks.firsts[chosen]
-    return StripeBlocks(firsts + begins, firsts + stops, blocks.stripes[chosen], nbytes)
+    chosen = drawn[held]
+    nbytes = blocks.nbytes[chosen] * (stops - begins)[held] // counts[held]
+    return StripeBlocks(
+        blocks.firsts[chosen] + begins[held], blocks.firsts[chosen] + stops[held], blocks.stripes[chosen], nbytes
+    )
 
 
 def streamed_order(blocks: StripeBlocks, batch: int, window_bytes: int, rng: np.random.Generator) -> Numbers:
-    """Return an epoch's order in steps of `batch`, int64, with a shuffle buffer of `window_bytes` over all ranks."""
+    """Return the samples of the blocks in an epoch's order, in steps of `batch`: int64, shape (samples,).
+
+    `window_bytes` is the size of the shuffle buffer, over all ranks.
+    """
     line = line_of(blocks.stripes, rng)
     windows = -(-int(blocks.nbytes.sum()) // window_bytes)
     window = windows_of(len(line), max(1, min(windows, len(line))), rng)
@@ -98,7 +110,8 @@ def streamed_order(blocks: StripeBlocks, batch: int, window_bytes: int, rng: np.
     by_window = np.argsort(window[place] * len(line) + place + rng.random(len(place)))
     place, sample = place[by_window], sample[by_window]
     step = steps_in_windows(np.bincount(window, counts).astype(np.int64), batch, rng.random(len(place)))
-    return sample[np.argsort(step * len(line) + place, kind="stable")]
+    order: Numbers = sample[np.argsort(step * len(line) + place, kind="stable")]
+    return order
 
 
 def line_of(stripes: Numbers, rng: np.random.Generator) -> Numbers:
@@ -135,15 +148,20 @@ VIEW_BYTES = 200
 
 
 class ReadPlan(NamedTuple):
-    """Blocks to read, in the order of their first use, the samples of each that are handed out, and bytes in memory."""
+    """Blocks to read, in the order in which they are first used; arrays with one entry for each."""
 
     blocks: Numbers
     uses: Numbers
+    """Samples of the block that the rank will hand out."""
     nbytes: Numbers
+    """Bytes of the block in memory."""
 
 
 def plan_reads(blocks: StripeBlocks, seen: Numbers, cached: NDArray[np.bool_]) -> ReadPlan:
-    """Return the plan for a rank that hands out the samples `seen`, in order; of `cached` blocks it makes views."""
+    """Return the plan for a rank that hands out the samples `seen`, in this order; of `cached` blocks it makes views.
+
+    Blocks in the cache are in the plan, too: the step takes all samples in one way.
+    """
     distinct, firsts, uses = np.unique(blocks.find(seen), return_index=True, return_counts=True)
     turns = np.argsort(firsts)
     nbytes = np.where(cached, VIEW_BYTES * (blocks.stops - blocks.firsts), blocks.nbytes)
