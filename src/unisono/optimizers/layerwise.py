@@ -59,7 +59,8 @@ class LayerwiseOptimizer(torch.optim.Optimizer):
         """Return the factor of a layer's rate, from the norms of its weights and its direction, both above 0."""
 
     def move(self, weights: Tensor, direction: Tensor, _: State, __: State, rate: float, ___: bool) -> None:
-        """Move weights along a direction, in place, at a rate that is scaled. The others are those of `direction`."""
+        """Move weights along a direction, in place, at a rate that is scaled already. The others are those of
+        `direction`."""
         weights.sub_(direction, alpha=rate)
 
     @torch.no_grad()

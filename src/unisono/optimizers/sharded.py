@@ -254,7 +254,8 @@ def cut(
 def join(
     parts: Sequence[tuple[Segment, Mapping[str, Any]]], parameter: torch.Tensor, strides: tuple[int, ...]
 ) -> State:
-    """Return the state of a whole parameter from that of all its segments, in these strides; empty without."""
+    """Return the state of a whole parameter from that of all its segments, which follow these strides; empty where
+    these have none."""
     joined: State = {}
     for segment, state in parts:
         for name, value in state.items():

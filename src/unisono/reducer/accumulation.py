@@ -51,7 +51,8 @@ class Accumulation:
         return self._version_of_pass - self._version
 
     def end_average(self) -> None:
-        """Record that all gradients are set. Raises UsageError where weights have changed since the pass began."""
+        """Record that the gradients of all ranks have been set, for these weights. Raises UsageError where weights have
+        changed since the pass began."""
         version = self._weights_version()
         if version != self._version_of_pass:
             raise UsageError(

@@ -68,7 +68,8 @@ class BackwardPass:
         self._submitted: set[int] = set()  # keys of buckets that were packed or applied
 
     def mark_ready(self, index: int, complete: bool) -> None:
-        """Add a gradient, after those that wait. It waits too unless `complete`: hooks may still change it."""
+        """Add a parameter's gradient, after those that have waited. It waits too unless it is `complete`: hooks of the
+        program may still change it."""
         if self._postponed:
             self._add_postponed()
         if complete:

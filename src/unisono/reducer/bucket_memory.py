@@ -162,7 +162,8 @@ class BucketCopies:
             self._leaving[key] = self._streams.record()
 
     def staying(self, key: int) -> Generator[torch.Tensor, None, bool]:
-        """Yield the bucket on the device, if it stays, for a sum on a stream of the thread's own. Return True if so."""
+        """Yield the bucket on the device, if it was not copied, for a sum on a stream of the thread's own. Return True
+        if so."""
         if (unfetched := self._unfetched.get(key)) is None:
             return False
         host, flat, computed = unfetched
@@ -347,7 +348,8 @@ class BucketMemory:
             self.copies.join()
 
     def free_buckets(self) -> None:
-        """Copy gradients that lie in the buckets, but not in their own place (swapped ones): a pass writes there."""
+        """Copy the gradients that lie in the buckets, but not where their own place is, as swapped or transposed ones:
+        a pass is about to write there."""
         storages = {flat.untyped_storage().data_ptr() for flat in self._gradients.values()}
         for parameter, view in zip(self.parameters, self.views, strict=True):
             gradient = parameter.grad
@@ -450,7 +452,8 @@ class BucketMemory:
         self.bucket(key).copy_(flat)
 
     def segments(self, key: int, group: Sequence[int], rank: int) -> tuple[PlacedSegment, ...]:
-        """Return the segments in a rank's shard of a bucket that a group shares, without the flags behind them."""
+        """Return the segments in a rank's shard of a bucket that the ranks of a group share: of its gradients, without
+        the flags behind them."""
         ranges = ((index, here.start, here.stop, part.start) for index, here, part in self._pieces[key - 1])
         return segments_of(ranges, len(self.sums(key)), len(group), group.index(rank))
 

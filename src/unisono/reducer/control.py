@@ -102,7 +102,8 @@ class ControlResult:
         )
 
     def warning(self, before: bool) -> str | None:
-        """Return the warning where no rank gave samples although they seem to differ, or did `before`; else None."""
+        """Return the warning where no rank gave its samples although they seem to differ, or did so `before`; else
+        None."""
         if self.samples_given or len(self.without_samples) < 2 or not (self.uneven or before):
             return None
         reason = (
@@ -231,7 +232,8 @@ class StepControl:
         self._samples_ever_given = self._warned = False
 
     def add_samples(self, samples: float) -> None:
-        """Add to the samples of the next average's loss. Raises UsageError for a negative number, or one not finite."""
+        """Add to the number of samples that the next average's loss is a mean of. Raises UsageError for one that is
+        negative or not finite."""
         if not math.isfinite(samples) or samples < 0:
             raise UsageError(
                 f"unisono.add_samples(model, {samples}): the number of samples must be finite, and 0 or more"
@@ -239,7 +241,8 @@ class StepControl:
         self.samples = (self.samples or 0.0) + samples
 
     def record_input(self, first: torch.Tensor | None) -> bool:
-        """Record the first input of a forward pass. Return True for the first pass since the last average."""
+        """Record the first input of a forward pass, for the warning. Return True for the first pass since the last
+        average."""
         began = self._first_dimension is None
         self._first_dimension = first.size(0) if first is not None and first.dim() else 1
         return began
@@ -275,7 +278,8 @@ class StepControl:
         self.averages += 1
 
     def discard(self, agreement: Agreement | None, newest: bool) -> None:
-        """Make the requests of a failed pass again, but for "skip"; discard the samples if it is the `newest`."""
+        """Make the requests of a failed pass again, but for "skip"; of the `newest`, or of none that had begun, discard
+        the samples."""
         if newest:
             self.end_pass()
             self._last = None

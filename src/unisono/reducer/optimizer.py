@@ -107,7 +107,8 @@ class BucketedOptimizer:
 
 
 def begin_step(optimizer: torch.optim.Optimizer, known: Collection[int]) -> None:
-    """Mark the optimizer's step as made. Raises UsageError as `check_known` does."""
+    """Mark the optimizer's step as made. Raises UsageError for a trainable parameter whose id is not among the `known`
+    ones of the model."""
     optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look for
     check_known(optimizer, known)
 
@@ -197,7 +198,8 @@ class ShardedOptimizer:
             self._placeholders = scatter(self._parameters, self._names, summed.has_gradient)
 
     def state_dict(self, root: int | None = None) -> dict[str, Any]:
-        """Return the state as if unsharded; with `root`, parameters' state only there. Called by all ranks together."""
+        """Return the state as if unsharded; with `root`, only there, and no parameter's state elsewhere. Called by all
+        ranks together."""
         optimizer, shards, full = self.optimizer, self.optimizer.state, self._full_state(root)
         optimizer.state = full
         try:
@@ -206,8 +208,8 @@ class ShardedOptimizer:
             optimizer.state = shards
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes of a copy, which is not sharded (`deepcopy`, `pickle`). Called by all ranks
-        together."""
+        """Return the attributes of a copy, which is not sharded: `copy.deepcopy` and `pickle` use them. Called by all
+        ranks together."""
         return {**type(self.optimizer).__getstate__(self.optimizer), "state": self._full_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -306,7 +308,8 @@ class ShardedOptimizer:
         return defaultdict(dict, full)
 
     def _joined_states(self) -> Iterator[tuple[int, State]]:
-        """Yield each parameter's index and whole state, a split one's of this rank's part; empty where it has none."""
+        """Yield each parameter's index and whole state; empty where it has none. That of a split one is of this rank's
+        part."""
         shards: list[list[tuple[Segment, State]]] = [[] for _ in self._parameters]
         for key, state in self._state.items():
             if isinstance(key, Segment):
@@ -330,7 +333,8 @@ def _call_sharded(
     *arguments: Any,
     **named: Any,
 ) -> Any:
-    """Call a method that reads or writes the whole state. The optimizer holds the call, so neither is kept alive."""
+    """Call a method of an optimizer that reads or writes the whole state. The optimizer holds the call, so neither of
+    the two is kept alive."""
     if (living := sharded()) is not None:
         return getattr(living, METHODS[name])(*arguments, **named)
     return getattr(type(optimizer()), name)(optimizer(), *arguments, **named)

@@ -78,7 +78,8 @@ class Programs:
     # Setting
 
     def next_step(self, deferred: bool) -> bool:
-        """Adopt what was found for the coming step (`Tuning.next_step`). Return True where the buckets have changed."""
+        """Adopt what has been found for the coming step; `deferred` is that of `Tuning`. Return True where the buckets
+        have changed."""
         self.memory.record_progress()
         if changed := self.tuning.next_step(deferred):
             self._adopt()
@@ -102,14 +103,16 @@ class Programs:
     # A run that resumes
 
     def restore(self, state: dict[str, Any] | None) -> bool:
-        """Adopt the setting of the resumed run, if it applies here. Return True where the buckets have changed."""
+        """Adopt the setting of the run that is resumed, if it had one for as many ranks and the same options. Return
+        True where the buckets have changed."""
         if state is None or not self.tuning.restore(state):
             return False
         self._adopt()
         return True
 
     def rule_state(self) -> dict[str, Any]:
-        """Return the rule's memory of this rank and the place in its period. No exchange may be in flight."""
+        """Return the rule's memory of this rank and the place in its period, for a checkpoint. No exchange may be in
+        flight."""
         return {"cycle": list(self.traits.cycle), "first": self.first, "kept": self.rule_memory.segments()}
 
     def resume(self, step: int, rule_state: dict[str, Any] | None = None) -> None:

@@ -201,7 +201,8 @@ class Reducer:
             self.sharded.lay_out()
 
     def shard(self, optimizer: torch.optim.Optimizer, own_loop: bool) -> None:
-        """Let the optimizer keep the state of this rank's shards alone. Called by all ranks together."""
+        """Let the optimizer keep the state of this rank's shards alone, as `ShardedOptimizer` does. Called by all ranks
+        together."""
         if self.sharded is not None:
             if self.sharded.optimizer is optimizer:
                 return
@@ -287,7 +288,8 @@ class Reducer:
         return self.rule in (rule, replace(rule, exchange=replace(rule.exchange, wire=EXACT)))
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Call `begin_step` before, and `end_step` after each step of this optimizer alone, in a user's own loop."""
+        """Call `begin_step` before each step of the optimizer of a user's own loop, and `end_step` after it. One that
+        was followed before is no longer."""
         while self._steps:
             self._steps.pop().remove()
         self._followed = weakref.ref(optimizer)

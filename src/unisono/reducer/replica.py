@@ -151,7 +151,8 @@ class ModelReplica:
         self._exact.measure(key, self.terms(scaled))
 
     def pack(self, key: int, scaled: bool = True) -> None:
-        """Write gradients, times this rank's weight if `scaled`, into a bucket; release those packed as a whole."""
+        """Write gradients, times this rank's weight if `scaled`, into a bucket; release those of which all parts are
+        packed."""
         place, weight = self.memory.place(key), self.weight if scaled else 1.0
         if place.parts > 1:
             weight = self.memory.parts.weight(self._loss_weights, self._rank, place.parts, mean=scaled)
@@ -239,7 +240,8 @@ class ModelReplica:
 
 
 class ShardedReplica(ModelReplica):
-    """Replica by shards (`rules/sharded.py`), which are updated by `step`; None: the program has made none."""
+    """Replica that the tasks of `rules/sharded.py` act on: by shards. They update by `step`; None: the program has made
+    none."""
 
     def __init__(self, programs: Programs, layout: Layout, agreement: Agreement, step: ShardedStep | None) -> None:
         super().__init__(programs, layout, agreement)

@@ -158,7 +158,8 @@ class StepResult:
         return not self.missing and self.error(()) is None
 
     def error(self, names: Sequence[str]) -> UsageError | MismatchError | None:
-        """Return the error of all ranks, with `names` if given; None for a step that all ranks make, or none."""
+        """Return the error of all ranks, with `names` of parameters where there are; None for a step that all ranks
+        make, or none."""
         if len(self.missing) == self.ranks:
             return None
         if self.missing:

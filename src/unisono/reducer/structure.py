@@ -41,7 +41,8 @@ class Structure:
         self._remember(model)
 
     def check(self, model: torch.nn.Module) -> None:
-        """Raise UsageError for a parameter that is trained now and was not, or has another shape or dtype."""
+        """Raise UsageError when a parameter is trained that was not when the model was made parallel, or has another
+        shape or dtype."""
         self._checked = False
         if (forms := list(map(_form, self.parameters))) != self._forms:
             for key, now, before in zip(self.names, forms, self._forms, strict=True):

@@ -82,7 +82,8 @@ class GroupLink:
         self.rows, self.firsts = table[:, 0].tolist(), table[:, 1].tolist()
 
     def weigh_by(self, weight: Callable[[], tuple[int, float]]) -> None:
-        """Weigh this rank's loss by what `weight` returns (`Reducer.loss_weight`). Called by all members together."""
+        """Weigh the loss of this rank by what `weight` returns, with the number of the average (`Reducer.loss_weight`).
+        Called by all members together."""
         self._weight, self.shares = weight, {}
 
     def share(self) -> float:
