@@ -4,9 +4,10 @@
     64-64 3x3, forward         library 41 ms, product -, ... 23 ms     winograd 4x4
     64-64 3x3, grad_weight     library 52 ms, ...                      library
 
-A file has the timings, by processor, threads and PyTorch version. Layers with few operations are not timed: call
-overhead and noise would decide. A frozen plan times nothing, so a run continues as it began: a layer with another
-number of samples (the last batch, a test) uses the algorithm of the nearest measured number.
+Timings are stored in a file. A later run uses and extends its entries from the same processor name, thread count and
+PyTorch version. Layers with few operations are not timed: call overhead and noise would decide. A frozen plan times
+nothing, so a run continues as it began: a layer with another number of samples (the last batch, a test) uses the
+algorithm of the nearest measured number.
 """
 
 from __future__ import annotations
@@ -122,9 +123,10 @@ class ConvolutionPlan:
     def _nearest(self, which: Pass, geometry: Geometry) -> Times:
         """Return the timings of the same layer with the nearest number of samples; empty where there are none."""
         layer = key_of(geometry, which).partition("x")[2]
-        keys = [key for key in self.measured if key.partition("x")[2] == layer]
-        nearest = min(keys, key=lambda key: abs(int(key.partition("x")[0]) - geometry.samples), default="")
-        return self.measured.get(nearest, {})
+        same_layer = {
+            int(key.split("x")[0]): times for key, times in self.measured.items() if key.partition("x")[2] == layer
+        }
+        return same_layer[min(same_layer, key=lambda samples: abs(samples - geometry.samples))] if same_layer else {}
 
     def _autotune(self, which: Pass, geometry: Geometry, first: Tensor, second: Tensor) -> Times:
         """Time every algorithm that fits, on as many samples as AUTOTUNE_CALL_OPERATIONS need."""

@@ -67,8 +67,10 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (source,), constants = ctx.saved_tensors, ctx.constants
-        slope, out = to_nhwc(gradient), torch.empty_like(source)
+        (source,) = ctx.saved_tensors
+        constants: Constants = ctx.constants
+        slope = to_nhwc(gradient)
+        out = torch.empty_like(source)
         factor = -2 * constants.alpha * constants.beta / constants.size
         before = constants.size // 2
         windows = _ChannelWindows(source, constants.size, before)

@@ -112,7 +112,7 @@ def explain(prediction: SealedPrediction, measured: Measurement) -> str:
 
 
 def summarize(prediction: SealedPrediction, measured: Measurement) -> str:
-    """Return a line: the measured and the predicted step, and where they differ the known reason."""
+    """Return a line: the measured and the predicted step, and where they differ the reason, as far as it is known."""
     step = errors_of(prediction, measured)["step"]
     line = f"measured {ms(step.measured)} a step, predicted {step_words(prediction)}"
     if abs(step.off) <= LARGEST_ERROR * step.predicted:

@@ -11,8 +11,9 @@ Measured is the step over all steps after the first ones (`docs/planning_accurac
     steps      1 2 3 │ 4 5 6 │ 7 8 9 │ 10 11 12 │ 13         3 a period (local_sgd:3), 3 skipped, 1 left over
                 skip │  mean │  mean │   mean   │            median, 5th and 95th percentile of the means
 
-The parts are those of the rank that computes longest: it waits for exchanges and updates alone. If three ranks compute
-40 ms and wait 14 ms, and one computes 44 ms, a step takes 54 ms: 44 ms of computing, 10 ms of waiting.
+A rank's step is loading + computing + waiting. The parts are those of the slowest rank, the one that computes longest:
+it waits for exchanges and updates alone, the others wait for it too. If three ranks compute 40 ms and wait 14 ms, and
+one computes 44 ms, a step takes 54 ms: 44 ms of computing, 10 ms of exchanges and updates that do not hide.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -263,13 +264,14 @@ def measure(seconds: Seconds, kinds: Sequence[str], skip: int, period: int = 1) 
     slowest = int(computing.argmax())
     of = {kind: means[slowest, :, column] for column, kind in enumerate(kinds)}
     step = of["loading"] + of["computing"] + of["waiting"]
-    parts: dict[str, Any] = {
-        part: spread(of[part]) for part in ("computing", "waiting", "loading", "communicating", "updating")
-    }
     return Measurement(
         steps=periods * period,
         step=spread(step),
-        **parts,
+        computing=spread(of["computing"]),
+        waiting=spread(of["waiting"]),
+        loading=spread(of["loading"]),
+        communicating=spread(of["communicating"]),
+        updating=spread(of["updating"]),
         mean_computing=float(computing.mean()),
         slowest=slowest,
         skipped=skip,

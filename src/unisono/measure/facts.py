@@ -1,9 +1,16 @@
 """Machine file of what a probe has found: medians and spreads of readings, as facts of a node.
 
-A node's rate in a trial is the sum over its ranks of work / seconds; collectives have the slowest rank's seconds, and
-decoding the rate of one thread. `docs/planning.md` has the parts of a file. Worked example, 2 nodes of 2 ranks, a
-product of 1 GFLOP forward: ranks take 10, 10, 20 and 20 ms in a trial, so the first node makes 200 GFLOP/s, the second
-100; the row has their median, 150.
+    rate of a node in a trial     the sum over its ranks of work / seconds
+    node.flops                    the best median rate of any product, forward or backward
+    efficiency                    the median over the products of a kind of their rate in a step, over node.flops
+    memory_bandwidth, disk        the median rate over trials and nodes
+    to_host, to_device            the same, of the devices of a node's ranks together; accelerators are their number
+    decoding.pixels               the median rate of a rank: of one thread
+    collective                    the median over trials of the slowest rank's seconds
+    choices                       the measured network, and the rows of `unisono tune`
+
+Worked example, 2 nodes of 2 ranks, a product of 1 GFLOP forward: ranks take 10, 10, 20 and 20 ms in a trial, so the
+first node makes 200 GFLOP/s, the second 100; the row has their median, 150.
 
 What a rank's system tells of its place is read from the files of Linux; what a file does not say stays unknown:
 
@@ -180,9 +187,10 @@ def _rates(readings: Mapping[str, Sequence[ProbeReading]], placement: Placement)
     values = Values()
     for kind, key in RATES.items():
         for largest in readings[kind][-1:]:
-            rates = node_rates(largest, placement)
             if kind == "decoding":  # of each rank
                 rates = [largest.probe.work / took[0] for trial in largest.trials for took in trial if took]
+            else:
+                rates = node_rates(largest, placement)
             rate, spread = median_and_spread(rates)
             method = f"{largest.probe.label}: median of {len(rates)}, spread {spread:.0%}"
             values[key] = MeasuredValue(rate, method)

@@ -110,6 +110,7 @@ def _between(nodes: MPI.Intracomm, inside: Network, seconds: float | None) -> Li
     ]
     groups = supernodes(nodes.size, speeds)
     members = [[node for node, owner in enumerate(groups) if owner == group] for group in sorted(set(groups))]
+    # pairs of one supernode, and of different ones, with each node in one at most; (0, 1) where no supernode has two
     within = [pair for some in members for pair in zip(some[::2], some[1::2], strict=False)] or [(0, 1)]
     beta = statistics.median(_exchange_seconds(nodes, within, 4 * nbytes, 3)) / (4 * nbytes)
     network = replace(inside, alpha=alpha, beta=beta, overhead=overhead)
@@ -250,8 +251,9 @@ def supernodes(nodes: int, speeds: Iterable[tuple[Pair, float]]) -> tuple[int, .
     # the speed inside a supernode is that of the fastest pairs, enough of them to hold each node once or more
     full = medians[min(len(medians) - 1, nodes // 4)] if medians else 0.0
     for (a, b), seen in by_pair.items():
-        exchanges[a, b] = exchanges[b, a] = len(seen)
-        slow[a, b] = slow[b, a] = sum(speed < SLOW_FRACTION * full for speed in seen)
+        for index in ((a, b), (b, a)):
+            exchanges[index] += len(seen)
+            slow[index] += sum(speed < SLOW_FRACTION * full for speed in seen)
     alive = list(range(nodes))
     groups = {node: [node] for node in alive}  # by the lowest of each
     while len(alive) > 1:  # the surest are joined first, as long as the pairs between two groups were rarely slow

@@ -6,6 +6,7 @@
     part      ├─ probe ─┼─── probe ───┼ ─ ─ ─ left out: too long for what is left ─ ─ ┤ ends
     probe     prepare │ first call, which warms up │ trial │ trial │ ...     the first one of a part twice: what starts
                                                                              threads and libraries does not count
+    trial     barrier │ call │ the seconds of all ranks, on all ranks
 
 Rank 0's clock counts, and the slowest rank's seconds, so all ranks make the same number of calls. An error on one rank
 is every rank's, and leaves out the probe.
@@ -156,7 +157,6 @@ def measure(world: World, probe: Probe, folder: Path | None, share: float) -> Pr
 
 
 def _trial(world: World, call: MeasuredCall) -> Trial:
-    """Return the seconds of all ranks, on all ranks."""
     world.comm.Barrier()
     took = world.call_on_all(call)
     return tuple(world.all_gather_object(took))
@@ -176,10 +176,10 @@ MIN_TRIALS = 3
 
 
 def tune(world: World, max_bytes: int, log: Log, machine: MachineFacts | None = None) -> MachineFacts:
-    """Return the machine with its links, and with choices up to `max_bytes` bytes, which all ranks time together.
+    """Return the machine with its links, and with choices up to `max_bytes` bytes.
 
-    A `machine` that was measured before keeps all but its choices at this location: on one node, or across nodes. The
-    result is the same on each rank.
+    Called by all ranks, with the same result on each. A `machine` that was measured before keeps all but its choices at
+    this location: on one node, or across nodes.
     """
     begin, where = time.perf_counter(), "one node" if world.nodes == 1 else "across nodes"
     log(f"measuring the links of {counted(world.size, 'rank')} on {counted(world.nodes, 'node')}")

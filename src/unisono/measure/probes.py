@@ -8,14 +8,17 @@
     disk         write ─▶ fsync ─▶ drop the pages that the system holds of it ─▶ read, 4 MiB at a time
     collective   as `auto` makes it, on memory that the world gives, like buckets of gradients; the slowest rank counts
 
-One rank of each node reads a file, which has no name, or loses it at once: the system removes it also after an error or
-a kill. On a file system in memory there is nothing to drop, and what is measured is memory. A device queues what it is
-given: a call on it ends when that is done, and products are queued several at a time, as in a step.
+Layers are PyTorch's own, with the threads that each rank of a run has. One rank of each node reads a file, which has no
+name, or loses it at once: the system removes it also after an error or a kill. On a file system in memory there is
+nothing to drop, and what is measured is memory. A device queues what it is given: a call on it ends when that is done,
+and products are queued several at a time, as in a step.
 
-A probe has a share of what is left of its part (`docs/planning.md`) in proportion to the root of its work: long ones
-have more time, short ones more trials. Worked example: 24 s are left for two probes of 1 and 16 MiB. Their roots are 1
-and 4: the first has 4.8 s. If a call of it takes 0.25 s, 18 trials follow the first call; the other probe then has 19.2
-s, and is expected to take 4 s a call.
+The plan has parts with their share of the time (`docs/planning.md`), and the probes of each part, the cheapest first. A
+probe has a share of what is left of its part in proportion to the root of its work: long ones have more time, short
+ones more trials.
+
+Worked example: 24 s are left for two probes of 1 and 16 MiB. Their roots are 1 and 4: the first has 4.8 s. If a call of
+it takes 0.25 s, 18 trials follow the first call; the other probe then has 19.2 s, and is expected to take 4 s a call.
 """
 
 from __future__ import annotations
@@ -132,7 +135,8 @@ def product_probe(kind: str, *sizes: int, dtype: str = FLOAT32, device: torch.de
 
 
 def memory_probe(nbytes: int, device: torch.device = PROCESSOR) -> Probe:
-    """Return the probe of a sum of two tensors into one of them, on each rank; its work are the bytes it touches."""
+    """Return the probe of a sum of two tensors into one of them, on each rank; its work are the bytes read and
+    written."""
 
     @contextmanager
     def prepare(_: World, __: Path | None) -> Iterator[MeasuredCall]:
@@ -186,9 +190,11 @@ def decoding_probe(width: int, height: int) -> Probe:
 
 
 def disk_probe(nbytes: int) -> Probe:
-    """Return the probe of a file that one rank of each node reads, past the system's memory of files.
+    """Return the probe of a file that one rank of each node reads from one end to the other, past the system's memory
+    of files.
 
-    Its context writes it in the folder; None: that of temporary files. Raises OSError where that fails.
+    Its context writes the file in the folder, None for the system's for temporary files. Raises OSError where that
+    fails.
     """
 
     @contextmanager
@@ -244,6 +250,9 @@ SHARES = {
 
 COLLECTIVE_BYTES = (MEASURED_BUCKET_BYTES[0], 2 << 20, MEASURED_BUCKET_BYTES[1])
 """Payloads in bytes: those of a run's own measurements, and one between them."""
+
+NARROW_WIRE = "bfloat16"
+"""Wire of 16 bits that is measured beside float32."""
 
 SUM_BYTES = 64 << 20
 """Bytes of each tensor of a sum: more than caches hold."""
@@ -329,7 +338,7 @@ def plan_probe(
 def _collectives(nodes: int) -> Iterator[Probe]:
     """Yield the collectives of BSP and of Sharded, whose weights are not encoded. Within a node nothing is encoded."""
     for nbytes in COLLECTIVE_BYTES:
-        for wire in (FLOAT32_WIRE, BFLOAT16)[: 1 + (nodes > 1)]:
+        for wire in (FLOAT32_WIRE, NARROW_WIRE)[: 1 + (nodes > 1)]:
             yield collective_probe("allreduce", wire, nbytes)
             yield collective_probe("reduce_scatter", wire, nbytes)
         yield collective_probe("all_gather", FLOAT32_WIRE, nbytes)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -151,7 +151,8 @@ class PaperFigure:
         if self.none:
             return "no counterpart"
         predicted = any(row.prediction.best is not None for row in self.rows)
-        return ", ".join(["predicted"] * predicted + ["measured"] * bool(self.measurement)) or "theirs only"
+        kinds = [word for word, present in (("predicted", predicted), ("measured", self.measurement)) if present]
+        return ", ".join(kinds) or "theirs only"
 
 
 @dataclass(frozen=True)
@@ -169,17 +170,21 @@ def data(name: str) -> Any:
 @cache
 def all_figures() -> Mapping[str, PaperFigure]:
     """Return the figures of the five papers by name, as in `unisono papers dimd-figure-7`."""
-    predicted, measured, figures = data(PREDICTED), data(MEASURED), dict[str, PaperFigure]()
-    for name in PAPERS:
-        paper = parse(_Paper, data(f"{name}.toml"), f"{name}.toml")
-        for figure in paper.figures:
-            key = f"{name.replace('_', '-')}-{figure.id}"
-            known = predicted.get(key, {})
-            predictions = (parse(PaperPrediction, known.get(row.quantity, {}), PREDICTED) for row in figure.rows)
-            given = tuple(replace(row, prediction=ours) for row, ours in zip(figure.rows, predictions, strict=True))
-            measurement = parse(PaperMeasurement, measured[key], MEASURED) if key in measured else None
-            figures[key] = replace(figure, id=key, rows=given, paper=paper.name, measurement=measurement)
-    return figures
+    return {figure.id: figure for name in PAPERS for figure in _figures_of(name)}
+
+
+def _figures_of(name: str) -> Iterator[PaperFigure]:
+    predicted, measured = data(PREDICTED), data(MEASURED)
+    paper = parse(_Paper, data(f"{name}.toml"), f"{name}.toml")
+    for figure in paper.figures:
+        key = f"{name.replace('_', '-')}-{figure.id}"
+        known = predicted.get(key, {})
+        given = tuple(
+            replace(row, prediction=parse(PaperPrediction, known.get(row.quantity, {}), PREDICTED))
+            for row in figure.rows
+        )
+        measurement = parse(PaperMeasurement, measured[key], MEASURED) if key in measured else None
+        yield replace(figure, id=key, rows=given, paper=paper.name, measurement=measurement)
 
 
 def counted() -> list[PaperFigure]:

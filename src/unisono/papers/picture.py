@@ -45,7 +45,10 @@ def draw(figure: PaperFigure, form: str = "svg") -> bytes:
         panes = picture.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
         for axes, (unit, bars) in zip(panes, panels.items(), strict=True):
             rows, colors = range(len(bars)), [color_of(bar.kind) for bar in bars]
-            ranges = [bar.value - bar.low for bar in bars], [bar.high - bar.value for bar in bars]
+            ranges = (  # 0, not negative, where a value is outside its range
+                [max(bar.value - bar.low, 0.0) for bar in bars],
+                [max(bar.high - bar.value, 0.0) for bar in bars],
+            )
             drawn = axes.barh(rows, [bar.value for bar in bars], xerr=ranges, color=colors, ecolor="gray")
             axes.bar_label(drawn, [number(bar.value) for bar in bars], padding=3, fontsize=7)
             axes.set_yticks(rows, [bar.name for bar in bars], fontsize=8)

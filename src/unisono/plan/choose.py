@@ -45,9 +45,11 @@ MEASURED_BUCKET_BYTES = 1 << 19, 8 << 20
 OUTSTANDING = (2, 4)
 """Numbers of collectives at once to choose from, where the overlap has several."""
 
-TIE_RATIO, BUCKETS_TIE_RATIO = 1.01, 1.005
-"""Ratios to the best prediction up to which another counts as equal: the simpler overlap then wins, and of the buckets
-of one overlap the fewest."""
+TIE_RATIO = 1.01
+"""Ratio to the best prediction up to which another counts as equal: the simpler overlap then wins."""
+
+BUCKETS_TIE_RATIO = 1.005
+"""Ratio to the best prediction of an overlap up to which other buckets count as equal: the fewest then win."""
 
 END_RATIOS = (1, 4, 16)
 """Ratios of the largest bucket to the first and the last to choose from, for a chain between nodes
@@ -149,7 +151,8 @@ def is_searched(rule: BaseRule) -> bool:
 
 
 def initial_setting(rule: BaseRule, buckets: Buckets, ranks: int) -> Setting:
-    """Return the setting before a search, or without one: buckets of at most 8 MiB, as many as the rule needs."""
+    """Return the setting before a search, and of a rule that is not searched: buckets of at most 8 MiB, as many as the
+    rule needs where that can be."""
     overlap = ("none" if ranks == 1 else "chain") if rule.overlap == AUTO else rule.overlap
     largest = rule.exchange.bucket_bytes or INITIAL_BUCKET_BYTES
     while rule.exchange.bucket_bytes is None and largest > SMALLEST_BUCKET_BYTES:

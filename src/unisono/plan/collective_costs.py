@@ -13,8 +13,9 @@ payload stays. Schedules that sum within nodes first send unencoded numbers ther
 Worked example: an allreduce of 1 MB along a ring, 4 ranks on 4 nodes, 10 Gbit/s, bfloat16. Each rank sends 1.5 MB of
 payload in 6 rounds: 0.75 MB encoded, 0.6 ms on the link, which is its bound; 6 latencies and the sums are added.
 
-**The exchange of a bucket**, with the schedule that `auto` takes there, is a line over its bytes, through the seconds
-of the sizes that a run measures (`choose.MEASURED_BUCKET_BYTES`), or of those of the machine's rows:
+**The exchange of a bucket**, with the schedule that `auto` takes there, is a line over its bytes, latency + bytes *
+per_byte, through the seconds of the sizes that a run measures (`choose.MEASURED_BUCKET_BYTES`), or of those of the
+machine's rows:
 
     measured     rows of the machine file for this collective and wire, on as many nodes and ranks
     corrected    estimate * (seconds of a row / estimate at that row), for each size of the nearest rows
@@ -28,6 +29,12 @@ of the sizes that a run measures (`choose.MEASURED_BUCKET_BYTES`), or of those o
 Worked example: 4 nodes with links of 1 GB/s and 10 us. `direct` has 2 rounds, and each rank sends 1.5 n bytes: 20 us +
 1.5 ns a byte, which for 8 MiB are 12.6 ms. If a probe on 2 nodes took 10.1 ms for 8 MiB, where the estimate is 1.0 n
 bytes, 8.41 ms, all is 1.2 times as long: 15.1 ms on 4 nodes.
+
+Nearest rows are those of the nearest bytes on the wire, then of numbers of nodes, then of ranks of a node, by ratio:
+
+    wanted: allreduce, bfloat16, 8 nodes x 1 rank       rows: 2 nodes, float32     further: other bytes on the wire
+                                                              2 nodes, bfloat16    nearest
+                                                              1 node,  float32     none: it has no link
 """
 
 from __future__ import annotations
@@ -198,7 +205,7 @@ def choose_auto(case: CollectiveCase, nbytes: int) -> str:
     """Return the schedule that `auto` takes for `nbytes` bytes, or "library"."""
     sent, encoded = ceil(nbytes * case.share), case.share != 1
     name = case.table.choose(case.collective, case.placement, sent, encoded).algorithm
-    return "direct" if name != LIBRARY and refusal(case, name) else name
+    return "direct" if name != LIBRARY and case.wire is not None and refusal(case, name) else name
 
 
 def price_schedule(case: CollectiveCase, name: str, sizes: Iterable[int]) -> list[SchedulePrice]:
@@ -401,9 +408,8 @@ def nearest_rows(
 ) -> list[CollectiveRow]:
     """Return the rows of the nearest exchange between nodes, by rising bytes; empty if there is none.
 
-    Nearest are the bytes on the wire, then the numbers of nodes, then of ranks of a node, by ratio; `share` is the
-    encoded size of what is sent, relative to float32. Of equally near ones, fewer nodes are taken. Rows with more ranks
-    on some nodes than on others are left out: no plan has such nodes.
+    `share` is the encoded size of what is sent, relative to float32. Of equally near ones, fewer nodes are taken.
+    Rows with more ranks on some nodes than on others are left out: no plan has such nodes.
     """
 
     def distance(row: CollectiveRow) -> tuple[float, float, float, int]:

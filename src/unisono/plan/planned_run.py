@@ -4,9 +4,21 @@
 
 Here is what it takes by itself: computing, loading and memory; exchanges are in `collective_costs.py`.
 
-**Computing**: only products take time, so a prediction is a lower bound. Worked example: Linear(1000, 1000) for 8
-samples makes 16 MFLOP forward and 32 backward, 6 MFLOP a sample. A node of 1 TFLOP/s, 60% efficient at it, takes 10 us
-a sample. Layers follow one another, forward and then backward (`computing_of`):
+**Computing**, seconds of traced layers on a machine:
+
+    seconds = FLOPs / (peak FLOPs per second * efficiency of the kind of product)
+    seconds = FLOPs / FLOPs per second of the nearest measured product          where the machine file has rows of it
+    seconds = share of FLOPs of the network / samples per second of the network     if it has a row of it (`at_rate_of`)
+
+    Linear          efficiency.linear
+    all others      efficiency.convolution
+
+Only products take time: layers that read and write alone are free here, so a prediction is a lower bound.
+
+Worked example: Linear(1000, 1000) for 8 samples makes 16 MFLOP forward and 32 backward, 6 MFLOP a sample. A node of 1
+TFLOP/s, 60% efficient at it, takes 10 us a sample.
+
+For a step, layers follow one another, forward and then backward (`computing_of`):
 
     computing   0 ──layer 0──layer 1──layer 2──▶│◀──layer 2────layer 1────layer 0─── whole
     needed      w0       w1       w2            ready       w2         w1         w0

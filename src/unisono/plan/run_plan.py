@@ -4,9 +4,18 @@
     machine ─ exchange_cost ─▶ a collective ─┼─── choose ────▶ overlap, buckets ─ predict ─▶ step ─▶ row
     weights ─ bucket_layout ─▶ buckets ─────┘
 
-`docs/planning.md` has the parts of a step, and the source of its interval; its update is that step without any
-communication, less computing. Where layers can be split, and that is faster, a row with the splits (`split.py`) follows
-the rows without.
+`docs/planning.md` has the parts of a step; its update is that step without any communication, less computing.
+
+Where layers can be split, a row with the splits follows the rows without, if they are faster. It is the same
+prediction, with the tasks of split layers in the program (`split.py`) and their buckets in parts:
+
+    cost of a byte sent     that of a byte of an allreduce, p / (2 (p - 1)) of it: a rank sends 2 (p - 1) / p of them;
+                            within a node what its rows of one node say, else nothing
+
+A run that chooses its layers (`plan="auto"`) measures what stands on the left, and then goes through the same
+functions.
+
+**Interval** (`docs/planning.md` has its source): no step is below its computing and updates, nor below its loading.
 
 Worked example: 25 ms of computing and 25 ms of communication on 4 nodes: 50 ms, from 47.6 ms to 52.4 ms. With one
 node at 100 ms the speedup is 2, the efficiency 50%. If a batch takes 52 ms to decode, the step takes 52 ms, from 52 ms.
@@ -139,15 +148,17 @@ def plan_run(run: PlannedRun, nodes: Sequence[int]) -> list[RunPlan]:
 
 
 def predict_run(run: PlannedRun, alone: float | None = None) -> tuple[RunPlan, PredictionInputs, Candidate]:
-    """Return the row of a run whose layers are whole, in the setting that it chooses, and what was played for it.
+    """Return the row of a run whose layers are whole, in the setting that it chooses with these times, and what was
+    played for it.
 
     `alone` are the seconds of that step on one node, with its loading; None: they are predicted as well. Raises
     UsageError as `check_run`.
     """
     check_run(run)
     inputs, played = predict_step(run, run.exchange.cost)
-    memory, alone = rank_memory(run), _alone(run) if alone is None else alone
-    row = row_of(run, inputs, played, memory, memory.weights / run.rule.traits.period, alone)
+    memory = rank_memory(run)
+    exchanged = memory.weights / run.rule.traits.period
+    row = row_of(run, inputs, played, memory, exchanged, _alone(run) if alone is None else alone)
     slow = uneven_of(run.machine, run.nodes).slow_nodes if run.nodes > 1 else {}
     without = predict_step(run, even_cost(run))[1].prediction.step if slow else 0.0
     if slow and (sentence := slow_link(slow, played.prediction.step, without)):
@@ -218,8 +229,8 @@ def even_cost(run: PlannedRun) -> Cost:
 def _with_split_layers(
     run: PlannedRun, unsplit: RunPlan, step: PredictionInputs, played: Candidate, alone: float
 ) -> list[RunPlan]:
-    """Return the row with split layers; none where nothing is split, nor unless splits that are chosen here make the
-    step, with its loading, LEAST_GAIN times as fast as the one without, which was played."""
+    """Return the row with split layers beside that without, which was played; none where nothing is split, nor unless
+    splits that are chosen here make the step, with its loading, LEAST_GAIN times as fast."""
     if run.split is None or not run.rule.traits.groups or run.ranks == 1:
         return []
     facts, named = run.split(run.ranks)
@@ -239,10 +250,7 @@ def _with_split_layers(
 
 
 def split_inputs(run: PlannedRun, step: PredictionInputs, facts: tuple[LayerFacts, ...]) -> SplitInputs:
-    """Return the inputs of the choice of splits for a step that is predicted in data parallelism.
-
-    A byte sent costs p / (2 (p - 1)) of one of an allreduce, of whose bytes a rank sends 2 (p - 1) / p.
-    """
+    """Return the inputs of the choice of splits for a step that is predicted in data parallelism."""
     placement = placement_of(run.nodes, run.ranks_per_node, run.machine.topology.supernode)
     weights = {layer.name: layer.gradient_bytes for layer in run.layers if layer.gradient_bytes}
 

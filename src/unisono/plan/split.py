@@ -11,12 +11,17 @@ forward, and the same backward, in reverse order: nothing for y where it "gives 
 part" (row) or needs no gradient (backward). Tasks that send activations keep computing waiting; those of gradients hide
 behind it. So the step is what `step/predict.py` plays. A worked example is in `docs/tensor_parallel.md`.
 
-Layers to split, and the sizes of their groups, are chosen by the predicted step (`docs/tensor_parallel.md` says how):
+Layers to split, and the sizes of their groups, are chosen by the predicted step:
 
     data parallelism                                                                40 ms
     weight 8       fc1: row 4, fc2 and fc3: a pair of 4, conv5: column 4            36 ms
     weight 2, 1    fc1: row 4, fc2 and fc3: a pair of 4                             32 ms    chosen
     weight 1/4     fc1: row 4                                                       33 ms
+
+Every layer exchanges for itself, so what it has to gain is known beforehand: the seconds of its gradients in data
+parallelism less those of its parts and activations. Whether these seconds are waited for is not: so a plan is made for
+each weight of gradients beside activations, and that with the shortest predicted step is chosen, in the buckets that a
+run begins with. As gradients may hide in others, LEAST_GAIN is that of the settings that runs choose.
 """
 
 from __future__ import annotations

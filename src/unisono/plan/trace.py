@@ -103,7 +103,7 @@ class Trace(NamedTuple):
 
 
 def trace(model: nn.Module, *inputs: Tensor) -> list[TracedLayer]:
-    """Return the layers of `trace_shapes`."""
+    """Return the layers of `model` for a training step on inputs of these shapes and dtypes (`trace_shapes`)."""
     return trace_shapes(model, *inputs).layers
 
 
@@ -254,7 +254,8 @@ def _copy_of(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 
 def _count_parameters(model: nn.Module, layers: dict[str, TracedLayer]) -> None:
-    """Add each parameter to its layer, or the nearest around that; to the model, as a last layer, if none ran."""
+    """Add each parameter to the layer that has it, or to the nearest around that; to the model, as a last layer, if
+    none of these ran an operator."""
     seen: set[int] = set()
     for name, parameter in model.named_parameters(remove_duplicate=False):
         owner = name.rpartition(".")[0]

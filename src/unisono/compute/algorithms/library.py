@@ -14,7 +14,9 @@ from torch import Tensor
 
 from unisono.compute.geometry import ConvolutionAlgorithm, Geometry, Pass
 
-CONVOLUTION, BACKWARD = torch.ops.aten.convolution, torch.ops.aten.convolution_backward
+CONVOLUTION = torch.ops.aten.convolution
+BACKWARD = torch.ops.aten.convolution_backward
+
 
 MIN_STRIDED_CHANNELS = 16
 """Input channels below which oneDNN writes beyond its workspace: see `_without_stride`."""

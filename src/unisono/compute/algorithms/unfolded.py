@@ -43,7 +43,7 @@ def grad_input(geometry: Geometry, gradient: Tensor, weight: Tensor) -> Tensor:
     (down, right), (rows_of, columns) = geometry.stride, geometry.output_size
     source, flat = to_nhwc(gradient), _flat(weight).t()
     shape = geometry.samples, height + 2 * above, width + 2 * left, geometry.in_channels
-    out = source.new_zeros(shape, dtype=torch.promote_types(geometry.dtype, torch.float32))  # sums need 32 bits
+    out = source.new_zeros(shape, dtype=_accumulation_dtype(geometry))
     for first, last in _blocks(geometry):
         products = source[first:last].view(-1, geometry.out_channels) @ flat
         products = products.view(last - first, rows_of, columns, *geometry.kernel, geometry.in_channels)
@@ -57,11 +57,16 @@ def grad_input(geometry: Geometry, gradient: Tensor, weight: Tensor) -> Tensor:
 def grad_weight(geometry: Geometry, inputs: Tensor, gradient: Tensor) -> Tensor:
     source, slopes = padded(to_nhwc(inputs), geometry.padding), to_nhwc(gradient)
     shape = geometry.out_channels, geometry.kernel[0] * geometry.kernel[1] * geometry.in_channels
-    sums = source.new_zeros(shape, dtype=torch.promote_types(geometry.dtype, torch.float32))
+    sums = source.new_zeros(shape, dtype=_accumulation_dtype(geometry))
     for first, last in _blocks(geometry):
         sums += slopes[first:last].view(-1, geometry.out_channels).t() @ _unfold(geometry, source[first:last])
     rounded = sums.to(geometry.dtype).view(geometry.out_channels, *geometry.kernel, geometry.in_channels)
     return rounded.permute(0, 3, 1, 2)
+
+
+def _accumulation_dtype(geometry: Geometry) -> torch.dtype:
+    """Return the dtype of sums: sums of several products need 32 bits at least."""
+    return torch.promote_types(geometry.dtype, torch.float32)
 
 
 def _flat(weight: Tensor) -> Tensor:
