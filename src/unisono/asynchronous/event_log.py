@@ -6,13 +6,13 @@
         {"died": 1, "number": 2}
 
 Everything else follows from the order of the exchanges: workers draw their samples and random numbers by seed, worker
-and step. `sent` and `applied` are its steps when it sent its weights, and when it applied the centre's.
+and step. `sent` and `applied` are the steps that the worker had made when it sent its weights, and when it applied the
+centre's.
 """
 
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,6 +23,7 @@ FOLDER = "events"
 
 
 def log_path(run: Path, server: int) -> Path:
+    """Return the file of a server's events."""
     return run / FOLDER / f"server-{server}.jsonl"
 
 
@@ -56,9 +57,12 @@ def read_events(run: Path, server: int) -> list[dict[str, Any]]:
     path = log_path(run, server)
     with naming_os_errors(f"{run} has no events of server {server}", CheckpointError):
         lines = path.read_text().splitlines()
-    events = list[dict[str, Any]]()
-    with suppress(ValueError):  # a line was cut off when the run was killed
-        events.extend(map(json.loads, lines))
+    events = []
+    for line in lines:
+        try:
+            events.append(json.loads(line))
+        except ValueError:  # cut off when the run was killed
+            break
     return events
 
 
@@ -70,7 +74,8 @@ def read_order(run: Path, server: int, limit: int | None = None) -> list[int]:
 def truncate_events(run: Path, server: int, exchange: int, inexact: str = "") -> None:
     """Remove the events from an `exchange` on, where a run resumes before it.
 
-    `inexact` says why a replay of the whole log would find other weights, if it would. An empty log is removed.
+    `inexact` says why a replay of the whole log would find other weights, if it would. A log without any event is
+    removed.
     """
     path = log_path(run, server)
     if not path.exists():

@@ -12,14 +12,15 @@ With a narrow number format each end sends the change since the two last exchang
     server     c - r ─▶ 16 bits ─▶ c' = r + what was sent           on both ends; from now on r = c'
                both move by α (x' - c')
 
-What one exchange loses, the next one sends, because r is what came and not what was meant. Weights themselves rounded
-to bfloat16 would jump by up to 1/256 of their size in every exchange.
+A change is small, so its rounding is too; what one exchange loses, the next one sends, because r is what came and not
+what was meant. Weights themselves rounded to bfloat16 would jump by up to 1/256 of their size in every exchange.
+Memory: one copy of the model on a worker, and one for each worker on the server.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,16 +29,25 @@ from unisono.asynchronous.messages import Order, Reply, WorkerHeader, decode_rep
 from unisono.wires import wire_of
 
 
+class LastExchange(NamedTuple):
+    """Exchange that has ended on a worker."""
+
+    replies: list[Reply]
+    """Reply of each server."""
+    centre: dict[int, torch.Tensor]
+    """Centre that came, by key."""
+
+
 class WorkerExchange:
-    """Exchange of one worker with all servers. Tensors of buckets are flat; those of buffers have bytes."""
+    """Exchange of one worker with all servers. Tensors of buckets are flat, as the layout has them."""
 
     def __init__(self, workers: int, coding: Coding | None = None) -> None:
         self._workers, self.coding = workers, coding or Coding()
         self._header = WorkerHeader().encode()
         self._replies: dict[int, torch.Tensor] = {}
         self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.last: tuple[list[Reply], dict[int, torch.Tensor]] | None = None
-        """Replies, and the centre by key, of the last exchange in which all servers have replied; None before it."""
+        self.last: LastExchange | None = None
+        """The last exchange in which all servers have replied; None before the first."""
         self.centre: dict[int, torch.Tensor] = {}
         """Centre as it came last, by key."""
         self.centre_buffers: torch.Tensor | None = None
@@ -60,10 +70,12 @@ class WorkerExchange:
         self._replies[server] = reply
 
     def swap(self, key: int, flat: torch.Tensor, link: Any) -> None:
+        """Send the weights of a bucket and receive the centre's."""
         self._known[key] = self.coding.swap(key, flat, link)
         self.centre[key] = self._known[key][1]
 
     def swap_buffers(self, flat: torch.Tensor, link: Any) -> None:
+        """Send this model's buffers, as bytes, and receive the centre's."""
         received = torch.empty_like(flat)
         link.swap(flat, received)
         self.centre_buffers = received
@@ -73,7 +85,7 @@ class WorkerExchange:
         replies = self.replies()
         if replies[0].orders & Order.SAVE:
             self.snapshot = self.take()
-        self.last = replies, dict(self.centre)
+        self.last = LastExchange(replies, dict(self.centre))
 
     def pull(self, key: int, flat: torch.Tensor, alpha: float) -> None:
         """Move the numbers of a bucket, as they were sent, by the share `alpha` towards the centre, in place."""
@@ -81,6 +93,7 @@ class WorkerExchange:
         flat.sub_((sent - centre).mul_(alpha))
 
     def replies(self) -> list[Reply]:
+        """Return the reply of each server to the last exchange."""
         return [decode_reply(self._replies[server]) for server in sorted(self._replies)]
 
 
@@ -90,7 +103,8 @@ class Coding:
     def __init__(
         self, wire: str | None = None, worker: bool = False, references: Mapping[int, torch.Tensor] | None = None
     ) -> None:
-        """Start from `references` by key, equal on both ends, where there is a wire. `worker`: its end."""
+        """Start from `references`, by key, where there is a wire: equal on both ends. `worker`: True on the worker's
+        end."""
         self._wire, self._worker, self.references = wire, worker, dict(references or {})
 
     def swap(self, key: int, flat: torch.Tensor, link: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,16 +163,20 @@ class Centre:
         link.send(self.reply)
 
     def swap(self, key: int, flat: torch.Tensor, link: Any) -> None:
+        """Send the centre's bucket and receive the worker's."""
         self._known[key] = self._codings(self.worker).swap(key, flat, link)
 
     def move(self, key: int, alpha: float) -> None:
+        """Move a bucket by the share `alpha` towards the worker's."""
         centre, weights = self._known.pop(key)
         self.flats[key].add_((weights - centre).mul_(alpha))
 
     def swap_buffers(self, flat: torch.Tensor, link: Any) -> None:
+        """Send the centre's buffers and receive the worker's."""
         self._received_buffers = torch.empty_like(flat)
         link.swap(flat, self._received_buffers)
 
     def move_buffers(self, alpha: float) -> None:
+        """Move the buffers by the share `alpha` towards the worker's."""
         assert self._received_buffers is not None and self._average is not None, "they were swapped before"
         self._average(self.buffers(), self._received_buffers, alpha)

@@ -43,7 +43,8 @@ class MpiLink:
     def __init__(
         self, comm: MPI.Intracomm, peer: int, worker: bool, timeout: float, stopped: Callable[[], bool] = lambda: False
     ) -> None:
-        """Make one end; `worker`: True on the worker's. `stopped` returns True for another end known to be stopped."""
+        """Make one end of the link; `worker`: True on the worker's end. `stopped` returns True where the other end is
+        known to be stopped."""
         self._comm, self.peer, self._timeout, self._stopped = comm, peer, timeout, stopped
         self._sends, self._receives = (TO_SERVER, TO_WORKER) if worker else (TO_WORKER, TO_SERVER)
         self._role = "server" if worker else "worker"
@@ -119,6 +120,7 @@ def process_failed(error: BaseException | None) -> bool:
 
 
 def _failed_ranks(comm: MPI.Intracomm) -> frozenset[int]:
+    """Return the ranks of a communicator that the library knows to have died."""
     failed = comm.Get_failed()
     ranks = frozenset(failed.Translate_ranks(None, comm.group)) if failed.size else frozenset[int]()
     failed.Free()
@@ -154,6 +156,7 @@ class MpiPort:
         return self._links[worker]
 
     def dead(self) -> frozenset[int]:
+        """Return the workers that are known to have died."""
         return self._dead
 
     def stopped(self, worker: int) -> bool:
@@ -179,7 +182,9 @@ class ServerLinks:
         self.seats = rule.seats(world.size)
         self.timeout = TIMEOUT if world.watch is None else world.watch.timeout
         first = self.seats.workers if rule.server == "rank" else 0
-        self.links = [MpiLink(comm, first + server, True, self.timeout) for server in range(self.seats.servers)]
+        self.links = [
+            MpiLink(comm, first + server, worker=True, timeout=self.timeout) for server in range(self.seats.servers)
+        ]
         """Links by the numbers of the servers."""
 
     def first_living(self) -> int:
@@ -188,4 +193,5 @@ class ServerLinks:
         return next(worker for worker in range(self.seats.workers) if worker not in dead)
 
     def __call__(self, pair: RankGroup) -> MpiLink:
+        """Return the link to the server of a pair."""
         return self.links[pair.number]

@@ -70,6 +70,7 @@ class WorkerHeader(NamedTuple):
     """Seconds of each kind of time since the run began."""
 
     def encode(self) -> torch.Tensor:
+        """Return the header as a float64 tensor."""
         numbers = (self.kind, self.step, self.samples, self.loss, self.request, *self.seconds)
         return torch.tensor(numbers, dtype=torch.float64)
 
@@ -78,6 +79,7 @@ HEADER_LENGTH = 5 + KINDS_OF_TIME
 
 
 def decode_header(numbers: torch.Tensor) -> WorkerHeader:
+    """Return the header that `encode` made a tensor."""
     kind, step, samples, loss, request, *seconds = numbers.tolist()
     return WorkerHeader(Kind(int(kind)), int(step), int(samples), loss, Request(int(request)), tuple(seconds))
 
@@ -121,6 +123,7 @@ class Reply(NamedTuple):
     """Progress of each worker before this exchange."""
 
     def encode(self) -> torch.Tensor:
+        """Return the reply as a float64 tensor."""
         *plain, seconds, workers = self
         return torch.tensor([*plain, *seconds, *chain(*workers)], dtype=torch.float64)
 
@@ -129,10 +132,12 @@ PLAIN_FIELDS = len(Reply._fields) - 2
 
 
 def reply_length(workers: int) -> int:
+    """Return the number of float64 numbers of a reply."""
     return PLAIN_FIELDS + KINDS_OF_TIME + 2 * workers
 
 
 def decode_reply(numbers: torch.Tensor) -> Reply:
+    """Return the reply that `encode` made a tensor."""
     plain, seconds, progress = torch.split(numbers, [PLAIN_FIELDS, KINDS_OF_TIME, len(numbers) - reply_length(0)])
     exchanges, samples, before, orders, epoch, ended, loss, loss_samples, cut, elapsed, since = plain.tolist()
     workers = tuple(WorkerProgress(*map(int, pair)) for pair in progress.view(-1, 2).tolist())

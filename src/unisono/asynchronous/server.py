@@ -96,6 +96,7 @@ class Server:
 
     @property
     def living(self) -> list[int]:
+        """Workers that have not died."""
         return [worker for worker in range(len(self.state.workers)) if worker not in self.gone]
 
     def _collect(self) -> bool:
@@ -114,22 +115,14 @@ class Server:
             elif header.kind is Kind.ENDED:
                 self._ended.add(worker)
                 self._order_fetch()
-            else:  # the final centre is stored: the run is over
-                others = [other for other in self.living if other != worker] if self.index == 0 else []
-                for other in others:
-                    self._try(other, lambda left: self._send_order(left, Order.LEAVE))
-                self._done = True
+            else:
+                self._dismiss(worker)
         return announced
 
     def _serve_next(self) -> bool:
         """Serve the next worker, if it has come. Return True where one was served."""
-        waiting, applied = [worker for worker, _ in self._arrived], True
-        if self.replay is not None:
-            worker, applied = self.replay.choose(waiting)
-        else:
-            last = [progress.exchange for progress in self.state.workers]
-            training = [worker for worker in self.living if worker not in self._ended]
-            worker = next_worker(waiting, last, self.state.exchanges, self.rule.staleness or None, training)
+        waiting = [worker for worker, _ in self._arrived]
+        worker, applied = self._choose(waiting)
         if worker is None:
             return False
         header = self._arrived[waiting.index(worker)][1]
@@ -137,14 +130,25 @@ class Server:
         self._try(worker, lambda served: self._serve(served, header, applied))
         return True
 
+    def _choose(self, waiting: Sequence[int]) -> tuple[int | None, bool]:
+        """Return the worker to serve next, and False where a replay has no such exchange: it is not applied."""
+        if self.replay is not None:
+            return self.replay.choose(waiting)
+        last = [progress.exchange for progress in self.state.workers]
+        living = [worker for worker in self.living if worker not in self._ended]
+        return next_worker(waiting, last, self.state.exchanges, self.rule.staleness or None, living), True
+
     def _serve(self, worker: int, header: WorkerHeader, applied: bool) -> None:
+        """Reply to a worker and carry out the program of its exchange."""
         began = time.perf_counter()
         due = applied and self.index == 0 and not self.state.stopping and self.due()
         if self.index == 0 and (asked := self.request()) > header.request and not self.state.stopping:
             header = header._replace(request=asked)
         state, reply = answer(self.state, worker, header, self.budget, self.clock(), due)
-        if self.index or not applied:
-            reply = reply._replace(orders=Order.NONE if applied else Order.STOP)
+        if self.index:
+            reply = reply._replace(orders=Order.NONE)
+        if not applied:
+            reply = reply._replace(orders=Order.STOP)
         self.centre.worker, self.centre.reply = worker, reply.encode()
         program = self.rule.serve(Arrival(self.state.exchanges, worker), self.index, self.layout)
         link = self.port.link(worker)
@@ -152,16 +156,21 @@ class Server:
             if applied or task.group is not None:
                 assert task.operation.act is not None, "a server's program has no tasks of an outside program"
                 task.operation.act(self.centre, task, link)
-        if applied and self.replay is not None:
-            self.replay.popleft()
-        if applied and self.log is not None:
-            stale = missed(reply.exchanges, self.state.workers[worker].exchange)
-            self.log.add(number=reply.exchanges, worker=worker, sent=header.step, applied=header.step, stale=stale)
-        self.state = state if applied else self.state
+        if applied:
+            self._record(worker, header, reply)
+            self.state = state
         span = OperationSpan(f"serve worker {worker}", "server", f"server {self.index}", began, time.perf_counter())
         self.observe(span)
 
+    def _record(self, worker: int, header: WorkerHeader, reply: Reply) -> None:
+        if self.replay is not None:
+            self.replay.popleft()
+        if self.log is not None:
+            stale = missed(reply.exchanges, self.state.workers[worker].exchange)
+            self.log.add(number=reply.exchanges, worker=worker, sent=header.step, applied=header.step, stale=stale)
+
     def _try(self, worker: int, act: Callable[[int], None]) -> None:
+        """Call `act` with a worker, which may die meanwhile."""
         try:
             act(worker)
         except Exception as error:  # the port knows by which errors a worker is lost; all others are raised again
@@ -170,6 +179,7 @@ class Server:
             self._mark_gone(worker, "has died" if self.port.lost(error) else "has stopped in an exchange")
 
     def _send_centre(self, worker: int) -> None:
+        """Send the final centre to the worker that fetches it."""
         state, orders = self.state, Order.NONE if self.index else Order.CENTRE
         last = reply_of(state, self.clock(), state.samples, orders, self.budget.epochs, state.steps, state.seconds)
         self.port.link(worker).send(last.encode())
@@ -184,6 +194,14 @@ class Server:
             return
         order = Order.CLOSE if self.stopped else Order.FETCH  # a run that a signal has stopped is stored already
         self._try(self.living[0], lambda worker: self._send_order(worker, order))
+
+    def _dismiss(self, first: int) -> None:
+        """End the run: the final centre is stored. The other workers leave."""
+        if self.index == 0:
+            for worker in self.living:
+                if worker != first:
+                    self._try(worker, lambda other: self._send_order(other, Order.LEAVE))
+        self._done = True
 
     def _send_order(self, worker: int, order: Order) -> None:
         self.port.link(worker).send(Reply(orders=order, workers=self.state.workers).encode())
@@ -204,7 +222,8 @@ class Server:
         raise self.replay.error(self.index, worker, why, self.state.exchanges)
 
     def _mark_absent(self, seconds: float) -> None:
-        """Count workers as gone that others wait for, where they are stopped or have not come for long."""
+        """Count workers as gone that others wait for, at the end or by the bound of staleness, where they are stopped
+        or have not come for long."""
         awaited = self.replay is None and (bool(self._arrived) or (self.index == 0 and self.state.stopping))
         if not awaited or seconds < IDLE_SECONDS:
             return
@@ -235,7 +254,8 @@ class Replay(deque[int]):
     """Workers of the exchanges of a log that are still to come at one server, in order."""
 
     def choose(self, waiting: Sequence[int]) -> tuple[int | None, bool]:
-        """Return the worker to serve next, and False where no such exchange was recorded: it is not applied."""
+        """Return the worker to serve next of those `waiting`, and False where no such exchange was recorded: it is not
+        applied."""
         surplus = next((worker for worker in waiting if worker not in self), None)
         if surplus is not None:
             return surplus, False

@@ -58,14 +58,18 @@ class Budget:
 
 @dataclass(frozen=True)
 class RunState:
-    """Progress of a run after so many `exchanges`, as its first server knows it. A `Reply` describes further fields."""
+    """Progress of a run after so many `exchanges`, as its first server knows it."""
 
     workers: tuple[WorkerProgress, ...]
     exchanges: int = 0
     samples: int = 0
+    """Samples that all workers have trained on."""
     epoch: int = 0
+    """Number of epochs that have ended."""
     loss: float = 0.0
+    """Sum of the loss since then."""
     loss_samples: int = 0
+    """Samples of that sum."""
     epoch_began: float = 0.0
     """Seconds of the run when the present epoch began."""
     saving: frozenset[int] = frozenset()
@@ -78,10 +82,12 @@ class RunState:
 
     @property
     def steps(self) -> int:
+        """Steps of all workers together."""
         return sum(progress.step for progress in self.workers)
 
 
 def begin(workers: int) -> RunState:
+    """Return the state of a run that begins."""
     return RunState((WorkerProgress(),) * workers, seconds=((0.0,) * KINDS_OF_TIME,) * workers)
 
 

@@ -73,6 +73,7 @@ def connect(name: str, command: list[str]) -> socket.socket:
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Return the process and the user that listen at the other end."""
     process, user, _ = PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
     return process, user
 
@@ -90,12 +91,21 @@ def _kill_stopped(process: int) -> bool:
 
 
 def send_rank(connection: socket.socket, arguments: list[str]) -> None:
-    pmi = [int(os.environ[PMI_VARIABLE])] if PMI_VARIABLE in os.environ else []
-    place = {"folder": str(Path.cwd()), "cores": sorted(os.sched_getaffinity(0))}
-    send(connection, {"arguments": arguments, "environment": dict(os.environ), **place}, [0, 1, 2, *pmi])
+    """Send what makes a process this rank."""
+    descriptors = [0, 1, 2]
+    if PMI_VARIABLE in os.environ:
+        descriptors.append(int(os.environ[PMI_VARIABLE]))
+    request = {
+        "arguments": arguments,
+        "environment": dict(os.environ),
+        "folder": str(Path.cwd()),
+        "cores": sorted(os.sched_getaffinity(0)),
+    }
+    send(connection, request, descriptors)
 
 
 def send(connection: socket.socket, request: dict[str, Any], descriptors: list[int]) -> None:
+    """Send a request, with descriptors of this process."""
     content = json.dumps(request).encode()
     socket.send_fds(connection, [LENGTH.pack(len(content))], descriptors)
     connection.sendall(content)

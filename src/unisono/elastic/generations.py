@@ -5,7 +5,8 @@
     generation 3   ranks 0 1 2 3 4 ── ...
 
 Here are the decisions, `decide`, and what a generation is started with; `supervisor.py` starts them. Its ranks are
-forked (`standby.py`), and begin with the state that two hosts keep in memory (`training/memory_copies.py`).
+forked by processes that have PyTorch already (`standby.py`), and begin with the state that two hosts keep in memory
+(`training/memory_copies.py`).
 """
 
 from __future__ import annotations

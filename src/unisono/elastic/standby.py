@@ -178,7 +178,8 @@ class Standby:
 def receive_request(connection: socket.socket) -> ForkRequest:
     """Return the request that arrives. Raises OSError or ValueError if it ends before."""
     header, descriptors, _, _ = socket.recv_fds(connection, LENGTH.size, MAX_DESCRIPTORS)
-    content, left = b"", LENGTH.unpack(header)[0] if len(header) == LENGTH.size else 0
+    content = b""
+    left = LENGTH.unpack(header)[0] if len(header) == LENGTH.size else 0
     while left and (part := connection.recv(left)):
         content, left = content + part, left - len(part)
     return ForkRequest(json.loads(content), descriptors)

@@ -115,6 +115,7 @@ class Hosts:
         return self.present != before
 
     def find(self) -> None:
+        """Ask all now, and wait for the answers."""
         if self._run.hosts and not self._asked:
             self._ask(self._run.hosts)
         while self._asked:
@@ -140,6 +141,7 @@ class Supervisor:
         self._process: subprocess.Popen[bytes] | None = None
 
     def play(self) -> int:
+        """Train to the end. Return the exit code."""
         run = self._run
         for signum in (*STOP_SIGNALS, signal.SIGUSR1):
             signal.signal(signum, self._pass_on)
@@ -212,6 +214,7 @@ class Supervisor:
             self._process.send_signal(signum)
 
     def _train(self, generation: Generation, begun: bool, requests: socket.socket) -> End:
+        """Start the ranks of a generation, and wait for their end."""
         run, began, self._hosts.patience = self._run, time.time(), SILENT_SECONDS
         with closing(Listener()) as listener:
             environment = launch_environment(os.environ, sys.stdout.isatty())

@@ -64,6 +64,10 @@ def find_rule(name: str) -> "type[BaseRule]":
     return rule
 
 
+KINDS = (bool, int, float, str)
+"""Types of options."""
+
+
 def own_options(name: str) -> dict[str, Field[Any]]:
     """Return the options of a rule by their names; none for a rule that is not in the table."""
     if name not in RULES:
@@ -71,7 +75,7 @@ def own_options(name: str) -> dict[str, Field[Any]]:
     rule = find_rule(name)
     common, hints = {option.name for option in fields(__getattr__("BaseRule"))}, get_type_hints(rule)
     specific = (option for option in fields(rule) if option.name not in common)
-    return {option.name: option for option in specific if hints[option.name] in (bool, int, float, str)}
+    return {option.name: option for option in specific if hints[option.name] in KINDS}
 
 
 def all_options(name: str) -> dict[str, Field[Any]]:

@@ -11,7 +11,8 @@
     p   packs its change and begins to send it, after the inner step        p═══o   inner steps run meanwhile
     o   takes its outer step, after the inner step
 
-Fragment f of F is packed in step (f + 1) every / F - 1 - delay, rounded down. So at most one is in flight at once.
+Fragment f of F is packed in step (f + 1) every / F - 1 - delay, rounded down. So a fragment at most is in flight at
+once, and links are used evenly.
 
 Of 4 ranks and n bytes of weights, each rank sends 2 n (p - 1) / p = 1.5 n bytes in a period, in 2 rounds for each
 bucket; with every = 16 and the wire "int4", that is 0.0125 n bytes in a step, where BSP has 1.5 n.

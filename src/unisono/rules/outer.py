@@ -19,10 +19,12 @@ Quantized changes are summed with error feedback: what rounding leaves out is ad
     rank c   y = s + sum_residual           t = round(y)                       sum_residual = y - t
              t  ──all_gather──▶  every rank: the same bits
 
-What was applied, with all residuals, is the sum of all changes. The two collectives have the rounds and the bytes of
-`direct`: 2 rounds, 2 n (p - 1) / p bytes sent by each rank, where n is the encoded size. Encoded bytes are sent, so the
-bits do not depend on the transport. Sources: 1-bit SGD (Seide et al. 2014) for the feedback, Karimireddy et al.
-(arXiv:1901.09847) for its convergence, DoubleSqueeze (Tang et al., arXiv:1905.05957) for feedback on both sides.
+So each number is quantized once for the sum and once for the result, and what was applied, with all residuals, is the
+sum of all changes: nothing is lost, some of it is late. The two collectives have the rounds and the bytes of `direct`:
+2 rounds, 2 n (p - 1) / p bytes sent by each rank, where n is the encoded size. Encoded bytes are sent, so the result
+does not depend on the transport: ranks of one node get the same bits as ranks of several. Sources: 1-bit SGD (Seide et
+al. 2014) for the feedback, Karimireddy et al. (arXiv:1901.09847) for its convergence, DoubleSqueeze (Tang et al.,
+arXiv:1905.05957) for feedback on both sides.
 """
 
 from __future__ import annotations

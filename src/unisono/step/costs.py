@@ -132,6 +132,11 @@ def small_exchange(_: Task, costs: Costs) -> Duration:
     return costs.exchange(0)
 
 
+def latency(_: Task, costs: Costs) -> Duration:
+    """Return the latency of a collective."""
+    return Duration(costs.collective.latency)
+
+
 class Prediction(NamedTuple):
     """Predicted seconds of a step."""
 

@@ -88,6 +88,7 @@ class Layout:
         return tuple(range(1, len(self.buckets) + 1))
 
     def bucket(self, key: int) -> Bucket:
+        """Return the bucket with this key."""
         return self.buckets[key - 1]
 
     def group_of(self, key: int, rank: int | None) -> tuple[int, ...]:

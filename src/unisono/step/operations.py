@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from unisono.step.costs import Costs, Duration, node_exchange, small_exchange, whole_exchange
+from unisono.step.costs import Costs, Duration, latency, node_exchange, small_exchange, whole_exchange
 from unisono.step.program import Operation, Role, SymbolicEffect, Task
 from unisono.step.replica import Replica
 from unisono.step.symbolic_state import Contents, Contribution, Stage, Sum, SymbolicState, each, sum_buckets
@@ -82,6 +82,7 @@ GRAD_INPUT = Operation("grad_input", None, _grad_input)
 Measured times have their seconds in those until the next bucket is full."""
 
 END = Operation("end", None, price=lambda _, costs: Duration(costs.backward[-1]))
+"""End of the backward pass."""
 
 ACTIVATIONS = Operation(
     "activations", None, price=lambda task, costs: costs.activations[task.key], role=Role.COLLECTIVE, letter="x"
@@ -356,7 +357,8 @@ UNPACK_WEIGHTS = Operation(
 # Others -------------------------------------------------------------------------------------------------------------
 
 
-BARRIER = small_collective("barrier", lambda _, __, world: world.barrier(), letter="|")
+BARRIER = Operation("barrier", lambda _, __, world: world.barrier(), price=latency, role=Role.COLLECTIVE, letter="|")
+"""Barrier of all ranks."""
 
 PACK_BUFFERS = Operation("pack_buffers", lambda replica, _, __: replica.pack_buffers())
 """Copy of the model's present buffers to the memory they are sent from."""
@@ -364,3 +366,4 @@ PACK_BUFFERS = Operation("pack_buffers", lambda replica, _, __: replica.pack_buf
 BROADCAST_BUFFERS = small_collective(
     "buffers", lambda replica, _, world: world.broadcast(replica.buffers()), letter="n"
 )
+"""Broadcast of rank 0's buffers to all ranks."""

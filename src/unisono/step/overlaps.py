@@ -1,25 +1,29 @@
 """Overlaps of communication and computing: each places the collectives of a step program (MXNET-MPI section 4).
 
-Chain (4.3): a dummy value keeps the collectives in the order of the program, the same on all ranks.
+Chain: all work is offloaded, and a dummy value keeps the collectives in order (dependency chaining, section 4.3). Each
+task begins as soon as it can; the collectives run in the order of the program, the same on all ranks.
 
     lane main            backward 1   backward 2   backward 3
     lane update                   pack 1       pack 2 ...        set_grads 1  set_grads 2
     lane communication                  allreduce 1 ─order▶ allreduce 2 ─order▶ allreduce 3
 
-Phases (4.3): as chain, but where some of several nodes have more ranks than one, a bucket's sum is three tasks.
+Phases: as chain, but where some of several nodes have more ranks than one, a bucket's sum is three tasks, each in a
+lane of its own (section 4.3): the sum within each node, for its first rank, the exchange between these ranks, and the
+copies within each node. So the node phase of a bucket runs beside the network phase of another.
 
     lane node           sum 1   sum 2     sum 3                                     rank 0 of 2 nodes of 2 ranks
     lane communication        [allreduce 1] ─order▶ [allreduce 2] ─order▶ [allreduce 3]
     lane copies                             copy 1                copy 2              copy 3
 
-Concurrent communicators (4.2): K of them take turns; the barrier limits how far the ranks drift apart.
+Concurrent communicators: collectives use K of them in turn, one at a time on each (section 4.2). A long collective
+delays only those behind it on its own; the barrier limits how far the ranks drift apart.
 
     communicator 0   [allreduce 0]   │          [allreduce 2]  │           K = 2: at most two at once
     communicator 1     [allreduce 1] │     [allreduce 3]       │
     main thread                      │ barrier                 │ barrier   before the third, before the fifth
 
-Funnel (4.1): the main thread runs each collective when its bucket is ready. Any MPI library will do, as no other thread
-calls it. But while the main thread waits for one bucket, others that are ready wait as well.
+Funnel: the main thread runs each collective when its bucket is ready (section 4.1). Any MPI library will do, as no
+other thread calls it. But while the main thread waits for one bucket, others that are ready wait as well.
 
     lane computing   backward 1   backward 2   backward 3
     lane update               pack 1       pack 2 ...
@@ -89,7 +93,8 @@ class CollectiveTasks:
     """Collectives of all ranks, or of those that hold a bucket, placed one after another by an overlap."""
 
     def __init__(self, layout: Layout, overlap: Overlap, outstanding: int, rank: int | None = None) -> None:
-        """Begin a step with at most `outstanding` collectives at once. Without the `rank`, all are of all ranks."""
+        """Begin a step, with at most `outstanding` collectives at once where the overlap has several. Without the
+        `rank`, all are of all ranks."""
         self._layout, self._rank = layout, rank
         self._overlap, self._communicators = overlap, outstanding if overlap.several else 1
         self._before = 0

@@ -4,7 +4,8 @@
                          ▲ the outside program is here; the next tasks are pushed            ▲ and it continues to here
                            when backward 1 has ended
 
-The outside program (`reducer/backward_pass.py`) plays the tasks that follow its own. Lane `main` is its thread.
+The outside program (`reducer/backward_pass.py`) plays the tasks that follow each of its own. Tasks on lane `main` run
+in the thread that plays them.
 """
 
 from __future__ import annotations
@@ -162,7 +163,8 @@ class Player:
         return PreparedTask(task, task.operation.act or _outside, read, write, self._world_of(task), label)
 
     def _world_of(self, task: Task) -> Any:
-        """Return the world or link whose calls match those of the task's group. Raises UsageError for none."""
+        """Return the world, or the link, whose calls match those of the task's group. Raises UsageError where there is
+        none."""
         group, worlds = task.group, self._worlds
         if group is None:
             return worlds[0]

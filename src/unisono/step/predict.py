@@ -264,7 +264,8 @@ class Clock:
 def play_in_random_order(programs: Sequence[StepProgram], carry: Carry, seed: int = 0) -> None:
     """Play one program per rank, each task after those it waits for, in one of the orders that they allow.
 
-    `seed` draws durations of many magnitudes, so that any task may be late. Raises StepError for a deadlock.
+    `seed` draws durations of many magnitudes, so that any task may be late. Raises StepError where ranks are
+    deadlocked.
     """
     chance = random.Random(seed)
     unlimited = Counter(task.lane for program in programs for task in program)

@@ -44,6 +44,7 @@ COPIES = "copies"
 """Lane of the copies within nodes that follow them."""
 
 LANES = MAIN, COMPUTING, NODE, COMMUNICATION, COPIES, UPDATE
+"""All lanes."""
 
 
 class Value(NamedTuple):

@@ -37,7 +37,8 @@ class RuleMemory(dict[tuple[str, int], "torch.Tensor"]):
 class Replica(Protocol):
     """Copy of a model on one rank, in training.
 
-    It has further methods, each for one operation that describes it (`operations.py`): `agree`, `pack`, `clip` ...
+    It has further methods, each for one operation, which describes it: `agree`, `pack`, `set_grads`, `clip`, `update`
+    and so on (`operations.py`).
     """
 
     layout: Layout

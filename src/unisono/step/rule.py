@@ -24,6 +24,9 @@ from unisono.step.program import COMMUNICATION, COMPUTING, LANES, MAIN, Operatio
 from unisono.tables import check, number
 from unisono.wires import WIRES
 
+ONE_THREAD: Mapping[str, int] = dict.fromkeys(LANES, 1)
+"""Number of threads of each lane."""
+
 AUTO = "auto"
 
 OUTSTANDING = 2
@@ -194,8 +197,8 @@ class BaseRule:
         return [tuple(task for event in steps for task in self(event, seat, layout)) for seat in range(workers)]
 
     def threads(self) -> Mapping[str, int]:
-        """Return the number of threads of each lane: one, but communication has one for each communicator."""
-        return {**dict.fromkeys(LANES, 1), COMMUNICATION: self.communicators}
+        """Return the number of threads of each lane. Communication has one for each communicator."""
+        return {**ONE_THREAD, COMMUNICATION: self.communicators}
 
     @property
     def algorithm(self) -> str:

@@ -14,7 +14,8 @@
 
 Bytes of a push of n bytes on p ranks: those of an allreduce, 2 n (p - 1) / p sent by each rank; a pull sends nothing.
 Each call is a few tasks of a step program. Source: MXNET-MPI, sections 3.3 and 4. Its pull has the allreduce (figures
-11 and 12); here the push has it: a key that is pushed and never pulled is summed, too.
+11 and 12), and with it the dummy value that chains them. Here a push has both, in the order of pushes: a key that is
+pushed and never pulled is summed, too.
 """
 
 from __future__ import annotations
@@ -124,7 +125,8 @@ class KVStore(Closing):
     def init(self, keys: Keys, tensors: Tensors) -> None:
         """Copy rank 0's tensors to all ranks, in place; they are the values until the first push. Collective.
 
-        Later tensors have the shape and dtype of the first. Raises UsageError for a key initialised before, or twice.
+        Later tensors of a key have the shape and dtype of the first. Raises UsageError for a key that was initialised
+        before, or is there twice.
         """
         pairs = pair_keys(keys, tensors)
         numbers = [key for key, _ in pairs]

@@ -46,6 +46,7 @@ class Versions:
         self._numbers: dict[Hashable, int] = {}
 
     def of(self, *structure: Hashable) -> int:
+        """Return the number of a structure."""
         return self._numbers.setdefault(structure, len(self._numbers))
 
     def joined(self, versions: Sequence[int], name: str) -> int:
@@ -180,8 +181,8 @@ def each(effect: Callable[[SymbolicState, Task], None]) -> SymbolicEffect:
 
 
 def sum_buckets(*stages: Stage, into: Stage | None = None) -> SymbolicEffect:
-    """Return the effect of a sum of buckets over ranks, which hold something of these stages; it makes that of the
-    stage `into`, where there is one. Raises StepError where one holds nothing of them."""
+    """Return the effect of the sum of a bucket over ranks, which have it at one of these stages; its stage is `into`
+    then, without one the same. Raises StepError where a rank holds nothing of these stages."""
 
     def change(ranks: Sequence[SymbolicState], task: Task) -> None:
         held = [state.contents(task, *stages) for state in ranks]

@@ -1,4 +1,5 @@
-"""Proof that a rule's step programs are right for a number of ranks: they are played on symbolic values.
+"""Proof that a rule's step programs are right for one number of ranks: they are played on symbolic values in an
+order that they allow.
 
     rank 0   ... pack 1 ─▶ allreduce 1 ─▶ set_grads 1 ─▶ update 1 ...
     rank 1   ... pack 1 ─▶     ┴─ one node of the joined graph

@@ -70,6 +70,7 @@ class Late:
             self._run_some()
 
     def point(self, queue: Queue) -> Point:
+        """Return a point behind all works of the queue."""
         point = Point(queue)
         self.put(queue, point)
         return point

@@ -10,7 +10,8 @@ A collective is run by one thread for each member:
     member 1 ─ act(replica 1, world 1) ┼─ all give their tensors, then each sums them in the order of ranks
     member 2 ─ act(replica 2, world 2) ┘
 
-The program of a schedule is played by one thread for each rank, whose transport are queues.
+The program of a schedule is played by one thread for each rank, whose transport are queues: any number of ranks in a
+test, without MPI.
 """
 
 from __future__ import annotations
@@ -108,6 +109,8 @@ def _play(
     seed: int = 0,
     costs: Costs | None = None,
 ) -> list[TaskSpan]:
+    """Play one program for each replica."""
+
     def carry(together: Sequence[Member]) -> None:
         carry_out(replicas, together)
 
@@ -125,6 +128,7 @@ class InProcessWorld:
         self.rank, self.size, self._given, self._barrier = rank, len(given), given, barrier
 
     def all_gather_object(self, value: Any) -> list[Any]:
+        """Return the objects of all ranks, in the order of ranks."""
         self._given[self.rank] = value
         self._barrier.wait()
         gathered = list(self._given)
@@ -163,26 +167,32 @@ class InProcessWorld:
         return tensor
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
+        """Copy `root`'s tensor to every rank, in place, and return it."""
         return tensor.copy_(self.all_gather_object(tensor.clone())[root])
 
     def reduce(self, tensor: torch.Tensor, root: int = 0) -> None:
+        """Sum a tensor over the ranks, in place, on `root`."""
         total = self.allreduce(tensor.clone())
         if self.rank == root:
             tensor.copy_(total)
 
     def barrier(self) -> None:
+        """Wait until all ranks have called this."""
         self.all_gather_object(None)
 
     def swap(self, sent: torch.Tensor, received: torch.Tensor) -> None:
+        """Send a tensor to the other one of a pair, and receive its tensor."""
         received.copy_(self.all_gather_object(sent.clone())[1 - self.rank])
 
     def announce(self, header: torch.Tensor) -> None:
         """Send nothing: whom a server serves next is given in one process."""
 
     def send(self, tensor: torch.Tensor) -> None:
+        """Send a tensor to the other one of a pair, which receives."""
         self.all_gather_object(tensor.clone())
 
     def receive(self, tensor: torch.Tensor) -> None:
+        """Receive a tensor from the other one of a pair, which sends."""
         tensor.copy_(self.all_gather_object(None)[1 - self.rank])
 
 
@@ -252,8 +262,9 @@ class ThreadTransport:
             data = queue.get_nowait()
             if move.action is Action.RECEIVE:
                 perform([self._arithmetic.copy(self._payload[move.region], data)])
-                data = None
-            done.append(Completion(ticket, move.position, data))
+                done.append(Completion(ticket, move.position))
+            else:
+                done.append(Completion(ticket, move.position, data))
         self._receives = still
         return done
 
@@ -288,7 +299,8 @@ def play_all(
 
 
 def run_ranks(ranks: int, run: Callable[[int], None], consequence: type[Exception]) -> None:
-    """Call `run` with each rank, in a thread for each. Raises one's error, a `consequence` of another's last."""
+    """Call `run` with each rank, in a thread for each. Raises the error of one; a `consequence` of another's error only
+    where there is no other."""
     with ThreadPoolExecutor(ranks) as pool:
         futures = [pool.submit(run, rank) for rank in range(ranks)]
     errors = [error for future in futures if (error := future.exception())]

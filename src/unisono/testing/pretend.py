@@ -107,6 +107,7 @@ def _template(index: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _new(size: Any, stride: Any, dtype: torch.dtype, index: int) -> torch.Tensor:
+    """Return a tensor on a device with new memory."""
     steps = sum((length - 1) * step for length, step in zip(size, stride, strict=True))
     nbytes = 0 if 0 in size else (1 + steps) * dtype.itemsize
     storage: Any = torch._C._construct_storage_from_data_pointer(next(_addresses), torch.device(NAME, index), nbytes)
@@ -211,6 +212,7 @@ def _traits(op: Any) -> tuple[bool, bool]:
 
 
 def _place(op: Any, leaves: list[Any]) -> int:
+    """Return the index of the device of the arguments, which have to be on one device."""
     devices = {t.device: None for t in leaves if isinstance(t, torch.Tensor) and (t.dim() or t.device.type == NAME)}
     if len(devices) > 1:
         names = " and ".join(map(str, devices))
@@ -296,6 +298,7 @@ def _empty(size: Any, *, dtype: Any = None, device: Any = None, memory_format: A
 
 
 def _resize(tensor: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
+    """Give a tensor another size, in new memory if its own is too small."""
     shape = torch.empty(size, dtype=tensor.dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
     storage, offset = tensor.untyped_storage(), tensor.storage_offset()
     length, kept = offset + shape.numel(), storage.nbytes() // tensor.dtype.itemsize

@@ -78,9 +78,11 @@ class PretendBackend(GroupBase):  # type: ignore[misc]
         return gloo(self._store, self._rank, self.size(), options)
 
     def getBackendName(self) -> str:  # noqa: N802 - PyTorch's name
+        """Return the name of the backend."""
         return BACKEND
 
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> PretendWork:
+        """Reduce a tensor over all ranks, in place."""
         return self._begin(tensors[0], tensors[0], lambda parts: reduce(_OPS[opts.reduceOp.op], parts))
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> PretendWork:
@@ -92,6 +94,7 @@ class PretendBackend(GroupBase):  # type: ignore[misc]
         return self._begin(tensor, output, own)
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> PretendWork:  # noqa: ARG002
+        """Gather every rank's tensor, side by side."""
         return self._begin(tensor, output, torch.cat)
 
     def _begin(
@@ -107,15 +110,17 @@ class PretendBackend(GroupBase):  # type: ignore[misc]
 
         def end() -> None:
             """Run again and again, as a question does not wait for the other ranks."""
-            if begun and not self._ended and begun[0].is_completed():
+            if self._ended:
+                return
+            if begun and begun[0].is_completed():
                 begun[0].wait()  # raises what has failed
                 came.copy_(combine(parts))
-            elif not self._ended:
-                time.sleep(1e-4)
-                if network.works:
-                    network.works.appendleft(end)
-                else:
-                    LATE.put(network, end)
+                return
+            time.sleep(1e-4)
+            if network.works:
+                network.works.appendleft(end)
+            else:
+                LATE.put(network, end)
 
         event = PretendEvent()
         with pretend_device.stream(stream), torch.no_grad():
@@ -128,10 +133,12 @@ class PretendBackend(GroupBase):  # type: ignore[misc]
         return PretendWork(event, tensor, output)
 
     def abort(self) -> None:
+        """End what is under way."""
         self._ended = True
         if "_gloo" in vars(self):
             self._gloo.abort()
 
     def shutdown(self) -> None:
+        """End the backend."""
         if "_gloo" in vars(self):
             self._gloo.shutdown()

@@ -122,6 +122,7 @@ Event = PretendEvent
 
 
 def default_stream(device: Any = None) -> Stream:
+    """Return the stream of a device that is current until another one is set."""
     index = index_of(device)
     return _defaults.get(index) or _defaults.setdefault(index, Stream(index))
 
@@ -134,6 +135,7 @@ def current_stream(device: Any = None) -> Stream:
 
 
 def set_stream(stream: Stream) -> None:
+    """Make a stream the current one of its device in this thread."""
     _enter_node()
     HERE.streams = {**HERE.streams, stream.device_index: stream}
     HERE.changes.append((torch._C._autograd._get_sequence_nr(), HERE.streams))
@@ -156,6 +158,7 @@ def stream(stream: Stream | None) -> Iterator[None]:
 
 @contextmanager
 def device(device: Any) -> Iterator[None]:
+    """Context with another current device."""
     before, HERE.device = HERE.device, index_of(device)
     try:
         yield
@@ -164,10 +167,12 @@ def device(device: Any) -> Iterator[None]:
 
 
 def set_device(device: Any) -> None:
+    """Make a device the current one of this thread."""
     HERE.device = index_of(device)
 
 
 def current_device() -> int:
+    """Return the index of the current device."""
     return HERE.device
 
 

@@ -68,6 +68,7 @@ class InProcessReplica:
         """Tensors that the rule keeps; the anchors are the weights when the first batch begins."""
 
     def outside(self, task: Task) -> None:
+        """Run a task of the outside program."""
         if task.operation is op.BEGIN:
             self._batch = next(self._batches)
             for key in self.layout.keys:
@@ -216,6 +217,7 @@ class InProcessReplica:
 
     @cached_property
     def segments(self) -> dict[int, tuple[PlacedSegment, ...]]:
+        """Segments in this rank's shards of the buckets, by key."""
         segments = {}
         for key in self.layout.keys:
             ranges = [(index, here.start, here.stop, part.start) for index, here, part in self._pieces(key)]
@@ -232,6 +234,7 @@ class InProcessReplica:
         return [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
 
     def _compute(self) -> None:
+        """Compute the gradients of the batch, with the weights that the forward pass has read."""
         self._fresh = dict.fromkeys(range(len(self.parameters)))
         if self._batch is None:
             return
