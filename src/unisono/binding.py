@@ -28,8 +28,11 @@ from unisono.schedules.pieces import bounds
 COMMUNICATION_CORE_FROM = 8
 """Cores per rank from which one is left to communication: at most an eighth of the compute threads."""
 
-TASK_DIRECTORY, CPU_DIRECTORY = Path("/proc/self/task"), Path("/sys/devices/system/cpu")
-"""Directories in which Linux has this process's threads, and describes each core."""
+TASK_DIRECTORY = Path("/proc/self/task")
+"""Directory of this process's threads, on Linux."""
+
+CPU_DIRECTORY = Path("/sys/devices/system/cpu")
+"""Directory in which Linux describes each core."""
 
 CoreLocations = Mapping[int, tuple[int, int]]
 """Location of each logical core: its socket, and the first of the hardware threads of the same physical core."""

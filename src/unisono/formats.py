@@ -85,8 +85,14 @@ def text_table(rows: Sequence[Sequence[str]], left: Collection[int] = ()) -> Ite
 BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 SECONDS = {unit: Fraction(1, 1000**power) for unit, power in (("", 0), ("s", 0), ("ms", 1), ("us", 2), ("ns", 3))}
 
-MAX_DIGITS, MAX_BYTES, MAX_SECONDS = 18, 1 << 60, 10**9
-"""Limits of the digits of a whole number, of a size and of a time."""
+MAX_DIGITS = 18
+"""Largest number of digits of a whole number."""
+
+MAX_BYTES = 1 << 60
+"""Largest size."""
+
+MAX_SECONDS = 10**9
+"""Largest time."""
 
 
 def parse_bytes(text: str, option: str = "--bytes ") -> int:

@@ -170,6 +170,7 @@ def launch_environment(environment: Mapping[str, str], terminal: bool) -> dict[s
 
 
 TIMEOUT = 600.0
+"""Default timeout in seconds."""
 
 
 def timeout_of(timeout: float | None) -> float:

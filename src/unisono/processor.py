@@ -34,6 +34,8 @@ processor."""
 SHARED = 0.1
 """Share of a rank's cores from which they count as shared with other processes."""
 
+MORE_SWITCHES = 2
+"""Ratio of involuntary context switches from which they count as more."""
 
 TICK = 0.01
 """Seconds of a core that may be counted too late: the system counts in such ticks."""
@@ -89,8 +91,9 @@ def read_counters() -> Counters:
 
 
 def use_since(before: Counters, after: Counters | None = None) -> Counters:
-    """Return the use of a rank's cores between two readings, the second of them now: of those it might use in both."""
-    after = after or read_counters()
+    """Return the use of a rank's cores from `before` to `after`, else until now: of those that it might use in both."""
+    if after is None:
+        after = read_counters()
     cores = {
         core: (busy - before.cores[core][0], stolen - before.cores[core][1])
         for core, (busy, stolen) in after.cores.items()
@@ -118,7 +121,7 @@ def compare_use(first: ProcessorUse | None, later: ProcessorUse) -> str:
         return describe(later) if later.shared else ""
     if first.shared or later.shared:
         return f"{describe(later)}; in the first steps {first.taken:.0%}"
-    if later.switches > 2 * first.switches > 0:
+    if later.switches > MORE_SWITCHES * first.switches > 0:
         return f"ranks lost their cores {later.switches:,.0f} times a second, {first.switches:,.0f} in the first steps"
     return ""
 

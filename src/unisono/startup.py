@@ -31,6 +31,7 @@ GRACE_SECONDS = 3.0
 """Time that a launcher has to end all ranks after one has died."""
 
 STOPPED_REPORT_SECONDS = 10.0
+"""Time after which a stopped rank is reported."""
 
 PROC = Path("/proc")
 
@@ -100,7 +101,8 @@ class Startup:
             for rank in seen.ranks.values():
                 with suppress(ProcessLookupError):
                     os.kill(rank.process, signal.SIGKILL)
-            self._dead = self._dead or (sorted(self._stopped), time.monotonic())
+            if self._dead is None:
+                self._dead = sorted(self._stopped), time.monotonic()
 
     def _watch_processes(self, seen: LaunchedProcesses, now: float) -> None:
         for process in seen.helpers - self._helpers.keys():
@@ -211,7 +213,8 @@ def remove_leftover_files(begun: float) -> None:
     own_processes = []
     for path in PROC.glob("[0-9]*"):
         with suppress(OSError):
-            own_processes += [int(path.name)] * (path.stat().st_uid == os.getuid())
+            if path.stat().st_uid == os.getuid():
+                own_processes.append(int(path.name))
     launches = [started_at(process) for process in own_processes if name_of(process) in LAUNCHERS]
     for folder, pattern in MPICH_FILES:
         for path in Path(folder).glob(pattern):

@@ -39,6 +39,7 @@ Value = TypeVar("Value")
 MAX_NUMBER = (1 << 63) - 1
 
 types_of = lru_cache(maxsize=256)(get_type_hints)
+"""Types of a dataclass's fields, by their names."""
 
 LIMITS = {
     "above": ("above", operator.gt),
@@ -216,10 +217,8 @@ def _mapping(kinds: tuple[Any, ...], value: Any, name: str, limits: Mapping[str,
     (keys, values), table = kinds, _table(value, name)
     if values is Any:
         return table
-    for key in table if keys is int else ():
-        if not (key.isascii() and key.isdecimal() and len(key) < 19 and key == str(int(key))):
-            raise _UnfitError(f'{name}."{key}": the key is a whole number from 0, as in "3" = 4.0')
-    return {keys(key): _value(held, values, f'{name}."{key}"', limits) for key, held in table.items()}
+    parse_key = _whole_number if keys is int else lambda key, _: key
+    return {parse_key(key, name): _value(held, values, f'{name}."{key}"', limits) for key, held in table.items()}
 
 
 def _tuple(kinds: tuple[Any, ...], value: Any, name: str, limits: Mapping[str, Any], strict: bool) -> tuple[Any, ...]:
@@ -239,6 +238,12 @@ def _table(value: Any, name: str, or_word: str = "") -> Mapping[str, Any]:
         expected = f"a table of keys{or_word}, not the value {reprlib.repr(value)}"
         raise _UnfitError(f"{name or 'the whole'} is {expected}")
     return value
+
+
+def _whole_number(key: str, name: str) -> int:
+    if not (key.isascii() and key.isdecimal() and len(key) < 19 and key == str(int(key))):
+        raise _UnfitError(f'{name}."{key}": the key is a whole number from 0, as in "3" = 4.0')
+    return int(key)
 
 
 def _value(value: Any, kind: type, name: str, limits: Mapping[str, Any]) -> Any:

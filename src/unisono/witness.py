@@ -32,6 +32,11 @@ READY_TIMEOUT_SECONDS = 5.0
 FORWARDING_SECONDS = 0.25
 """Time for the launcher to forward a rank's last output: when a rank aborts, it drops output that it still holds."""
 
+SEND_TIMEOUT_SECONDS = 1.0
+"""Timeout of a message to the witness; a stopped or flooded witness delays no rank for longer."""
+
+MAX_MESSAGES_PER_CHECK = 1000
+"""Messages that the witness reads before it checks the processes again."""
 
 CREDENTIALS = struct.Struct("3i")
 """Credentials of a sender from Linux: its process, user and group."""
@@ -43,6 +48,7 @@ LISTENER_VARIABLE = "UNISONO_LISTENER"
 """Environment variable with the address of the command that started the launcher."""
 
 MAX_REPORT_BYTES = 4096
+"""Largest report of a witness, in bytes."""
 
 
 class Listener:
@@ -152,7 +158,7 @@ def watch(
     on_ready()
     while watched or gone:
         ready = [descriptor for descriptor, _ in poll.poll(0 if gone else None)]
-        for _ in range(1000):  # messages, before the processes are checked again
+        for _ in range(MAX_MESSAGES_PER_CHECK):
             if not select.select([channel], [], [], 0)[0]:
                 break
             message = receive(channel)
@@ -200,7 +206,7 @@ def _send(address: str, message: str) -> bool:
     """Send a message to an address; return False if it is empty, or nothing listens there any more."""
     if address:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-            channel.settimeout(1.0)  # a stopped or flooded witness delays no rank for longer
+            channel.settimeout(SEND_TIMEOUT_SECONDS)
             channel.sendto(message.encode()[:MAX_REPORT_BYTES], f"\0{address}")
             return True
     return False

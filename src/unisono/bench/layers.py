@@ -7,9 +7,16 @@ peak of products, and that of inputs, outputs and weight at the measured rate of
 plain sum, so an algorithm that needs fewer can be faster than the bound of products.
 
 Layers are modules without submodules. Calls between them (`torch.cat`, the sum of a residual) are not measured. Of a
-convolution and a wide layer only the product is, without its bias and the rounding of its weight. A layer can exceed
-the peak, that of large work (`PEAK_LAYERS`) and of a copy larger than the caches, a little: its numbers may lie in the
-cache, or the clock may be higher at that moment. Writes in place read no line of memory first.
+convolution and a wide layer only the product is, without its bias and the rounding of its weight.
+
+The peak is that of large work, measured here:
+
+    products   operations per second: the best of large matrix products, one square and one tall, and a convolution of
+               the library, which uses blocks that fit the caches
+    memory     bytes per second, read and written: a copy larger than the caches
+
+A layer can exceed it a little: its numbers may lie in the cache, or the clock may be higher at that moment. Writes in
+place read no line of memory first.
 """
 
 from __future__ import annotations
@@ -37,8 +44,8 @@ from unisono.errors import UsageError
 from unisono.formats import format_bytes
 from unisono.view.chart import Bar, draw_bars
 
-TIMED_REPETITIONS, ATTEMPTS = 3, 5
-"""Timings of each pass, of which the median counts; and of a peak, of which the best does."""
+TIMED_REPETITIONS = 3
+"""Timed repetitions of each pass, of which the median counts."""
 
 Shape = tuple[int, ...]
 
@@ -283,6 +290,10 @@ PEAK_LAYERS: Sequence[tuple[Callable[[], nn.Module], Shape]] = (
 """Layers whose forward passes are the large products, with the shape of their inputs, which is that of the outputs."""
 
 COPY_BYTES = 256 << 20
+"""Bytes of the copy."""
+
+ATTEMPTS = 5
+"""Timings of a peak, of which the best counts."""
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ COPY = "copy"
 """Copy of the payload, the bound on one node; here by rank 0 alone, timed like a collective."""
 
 SIZES = (4, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 8 << 20, 16 << 20, 64 << 20)
+"""Payloads in bytes."""
 
 BARRIER = "barrier"
 """Collective without a payload: one row, of 0 bytes."""
@@ -44,6 +45,8 @@ COLLECTIVES = ("allreduce", "reduce_scatter", "all_gather", "broadcast", "all_to
 
 MAX_UNWRITTEN_BYTES = 4 << 10
 
+SETTLING_SECONDS = 0.3
+"""Seconds of barriers before the first call, in which the kernel distributes the ranks over the cores."""
 
 WARMUP_CALLS = 10
 MIN_CALLS, MAX_CALLS = 5, 2000
@@ -96,8 +99,7 @@ def time_calls(
 ) -> list[dict[str, Any]]:
     """Return the microseconds of every contender's collectives at every size in bytes. All ranks call it together."""
     rows = list[dict[str, Any]]()
-    settled, barrier = time.perf_counter() + 0.3, next(iter(contenders.values())).barrier
-    # Meanwhile the kernel distributes the ranks over the cores.
+    settled, barrier = time.perf_counter() + SETTLING_SECONDS, next(iter(contenders.values())).barrier
     while not all(comm.allgather(time.perf_counter() > settled)):
         barrier()
     for collective in collectives:

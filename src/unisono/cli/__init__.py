@@ -69,6 +69,7 @@ PANELS = {
     "Plan": (plan, price, simulate, draw, probe, tune, foresight),
     "Tools": (layers, lab, papers),
 }
+"""Groups of the commands in the help."""
 
 for _panel, _functions in PANELS.items():
     for _function in _functions:

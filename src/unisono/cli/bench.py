@@ -79,6 +79,7 @@ def collectives(
 
 
 def _check_algorithms(names: Sequence[str]) -> None:
+    """Raise UsageError for an unknown schedule or wire."""
     from unisono.schedules import check
     from unisono.wires import WIRES
 
@@ -91,12 +92,14 @@ def _check_algorithms(names: Sequence[str]) -> None:
 
 
 def _refuse(options: Mapping[str, object], why: str) -> None:
+    """Raise UsageError for an option that was given."""
     for name, value in options.items():
         if value is not None:
             raise UsageError(f"{name} {value}: {why}")
 
 
 def _compare(output: Path, ranks: int, largest: int, against: str, compared: str, rounds: int | None) -> None:
+    """Compare collectives with those of other libraries, and write the report."""
     from unisono.bench.against import PEERS, draw, measure_against, summary, table
     from unisono.bench.peer_program import COLLECTIVES, SIZES
 
@@ -270,6 +273,7 @@ def ablation(
 
 
 def _make_variants(train: Sequence[str], variants: Mapping[str, Mapping[str, str]], output: Path, name: str) -> None:
+    """Make the runs of a recipe, write what they measured, and print it."""
     from unisono.bench.ablation import as_data, run_variants, table
 
     results = write_alone(output, lambda: run_variants(train, variants, output, partial(print, flush=True)))
@@ -292,6 +296,10 @@ def _print_samples(rows: Sequence[Mapping[str, Any]], log: Callable[[str], None]
     for row in rows:
         samples = sorted(row["samples"])
         log(f"{row['name']:32}{median(samples):10.3g} {row['unit']:6}{samples[0]:10.3g} to {samples[-1]:.3g}")
+
+
+PLAIN_WIDTH = 140
+"""Columns of the table when the output is not a terminal."""
 
 
 def layers(
@@ -328,7 +336,7 @@ def layers(
     if plan is not None:
         check_plan(plan)
     shape = (batch, *input_shape(model, size))
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     timings = ConvolutionPlan({} if plan is None else read_plan(plan, machine(here.name)))
     network = make_network(model, "", classes, shape[1])
     use_response_norms(network)

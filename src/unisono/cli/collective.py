@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from unisono.network import Uneven
     from unisono.placement import Placement
     from unisono.plan.collective_costs import CollectiveCase, LeftOut
-
+LATENCY = "25us"
+"""Latency of a network that is described by its rate alone."""
 
 MAX_GROUPS = 6
 """Largest number of groups of ranks whose ends are printed; JSON has all."""
-
-LATENCY = "25us"
 
 BytesOption = Annotated[str, Option("--bytes", help="Payloads of a rank, separated by commas: 4KiB,1MiB.")]
 AlgorithmsOption = Annotated[
@@ -130,7 +129,8 @@ def price(
     """
     from unisono.plan.collective_costs import price_schedule
 
-    payloads, schedules, left_out = _requested(case, sizes, algorithms)
+    payloads = sizes_of(sizes)
+    schedules, left_out = _schedules_of(case, algorithms)
     by_schedule = [price_schedule(case, name, payloads) for name in schedules]
     by_size = [
         _size(case, nbytes, case.bound(nbytes), [row._asdict() for row in rows])
@@ -156,8 +156,9 @@ def simulate(
     The slow links of a machine file count; --slow-link goes before them. The price beside it knows neither slow links
     nor late ranks. --slow-link and --late may be repeated.
     """
-    payloads, schedules, left_out = _requested(case, sizes, algorithms)
+    payloads = sizes_of(sizes)
     uneven = _uneven(slow_nodes, slow_links or [], late or [], case.placement)
+    schedules, left_out = _schedules_of(case, algorithms)
     by_size = [
         _size(case, nbytes, case.bound(nbytes, uneven), _simulated(case, nbytes, schedules, uneven, left_out))
         for nbytes in payloads
@@ -168,12 +169,16 @@ def simulate(
     _show(case, left_out, by_size, SIMULATED, as_json, beside)
 
 
-def _requested(case: CollectiveCase, sizes: str, names: str | None) -> tuple[list[int], list[str], list[LeftOut]]:
-    """Return payloads in bytes, the schedules that were named, else all of the collective, and those left out."""
+def sizes_of(text: str) -> list[int]:
+    """Return the payloads in bytes. Raises UsageError for anything but sizes."""
+    return [parse_bytes(size) for size in text.split(",")]
+
+
+def _schedules_of(case: CollectiveCase, names: str | None) -> tuple[list[str], list[LeftOut]]:
+    """Return the schedules that were named, else all of the collective, and those that are left out."""
     from unisono.plan.collective_costs import schedules_of
 
-    payloads = [parse_bytes(size) for size in sizes.split(",")]
-    return payloads, *schedules_of(case, [name for name in (names or "").split(",") if name])
+    return schedules_of(case, [name for name in (names or "").split(",") if name])
 
 
 def _uneven(slow: Mapping[int, float], slow_links: Sequence[str], late: Sequence[str], placement: Placement) -> Uneven:
@@ -206,6 +211,9 @@ def _rank_and_value(text: str, option: str, form: str, ranks: int) -> tuple[int,
     return int(rank), value
 
 
+# Results, as data for JSON
+
+
 def _size(case: CollectiveCase, nbytes: int, bound: float, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the rows of a size, quickest first, with the bound of the links and the choice of `auto`."""
     from unisono.plan.collective_costs import choose_auto
@@ -235,7 +243,10 @@ def _simulated(
     return rows
 
 
+# Results, as text
+
 Row = Mapping[str, Any]
+
 Columns = Mapping[str, Callable[[Row], str]]
 """Columns of the table of a size: head, and cell of a row."""
 
@@ -323,7 +334,9 @@ def describe(case: CollectiveCase) -> str:
 
 def _ends(ends: Sequence[float]) -> str:
     """Return the ends of all ranks, neighbours of equal times together."""
-    runs = ((text, [*ranks]) for text, ranks in groupby(range(len(ends)), lambda rank: format_seconds(ends[rank])))
-    groups = [f"{text} rank{f's {of[0]}-{of[-1]}' if of[1:] else f' {of[0]}'}" for text, of in runs]
+    groups = []
+    for text, some in groupby(range(len(ends)), lambda rank: format_seconds(ends[rank])):
+        members = list(some)
+        groups.append(f"{text} rank{f's {members[0]}-{members[-1]}' if members[1:] else f' {members[0]}'}")
     more = [f"{len(groups) - MAX_GROUPS} more in --json"] if len(groups) > MAX_GROUPS else []
     return ", ".join([*groups[:MAX_GROUPS], *more])

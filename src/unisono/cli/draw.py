@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,8 +15,11 @@ from unisono.formats import counted
 if TYPE_CHECKING:
     from unisono.placement import Placement
 
-MAX_DRAWN_RANKS, MAX_DRAWN_BUCKETS = 1024, 10_000
-"""Largest number of ranks of a picture, and of buckets, of all its steps together."""
+MAX_DRAWN_RANKS = 1024
+"""Largest number of ranks of a picture."""
+
+MAX_DRAWN_BUCKETS = 10_000
+"""Largest number of buckets of a picture, of all its steps together."""
 
 
 def draw(
@@ -61,7 +65,7 @@ def draw(
 
 def _step(
     name: str, overlap: str, options: dict[str, int], ranks: int, nodes: int, buckets: int, steps: int
-) -> tuple[partial[str], partial[str]]:
+) -> tuple[Callable[[], str], Callable[[], str]]:
     from dataclasses import fields, replace
 
     from unisono.rules import find_rule
@@ -78,9 +82,10 @@ def _step(
         _check_most(option, value, most.get(option, MAX_DRAWN_BUCKETS))
     kind = find_rule(name)
     beside: dict[str, Any] = {entry.name: options[entry.name] for entry in fields(kind) if entry.name in options}
+    built = kind(overlap=overlap, **beside)
     title = f"{name}, {overlap}, {counted(buckets, 'bucket')}, {counted(steps, 'step')}"
     layout = replace(even_layout(ranks, buckets), nodes=_placement(ranks, nodes, 1).nodes)
-    drawn = step.picture_of(kind(overlap=overlap, **beside), layout, steps, title)
+    drawn = step.picture_of(built, layout, steps, title)
     return partial(step.draw, drawn), partial(step.draw_svg, drawn)
 
 
@@ -98,5 +103,6 @@ def _placement(ranks: int, nodes: int, supernodes: int) -> Placement:
 
 
 def _check_most(option: str, value: int, most: int) -> None:
+    """Raise UsageError for a value above the limit of an option."""
     if value > most:
         raise UsageError(f"--{option} {value:,}: the limit is {most:,}")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from unisono.data.sources import Splits
 
 MAX_LISTED = 10
+"""Number of skipped samples that are listed one by one."""
 
 
 def pack(

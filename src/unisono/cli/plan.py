@@ -113,6 +113,8 @@ def plan(
 
 
 class _Planned(NamedTuple):
+    """Plan of a run: a title, and its rows."""
+
     title: str
     run: PlannedRun
     rows: list[RunPlan]
@@ -167,6 +169,7 @@ def _data(before: _Planned, after: Mapping[str, _Planned], least: float, layers:
 
 
 def _check(run: Path, as_json: bool, extra: str | Path | None) -> None:
+    """Print the prediction of a run beside its measurement, part by part."""
     if extra is not None:
         raise UsageError(f"--check {run} takes the plan of that run: omit {extra}, all options but --json")
     from unisono.foresight.compare import check_data, check_lines

@@ -102,13 +102,19 @@ class OptionalOutput(io.FileIO):
             sys.stdout = io.TextIOWrapper(file, out.encoding, out.errors, line_buffering=out.line_buffering)
 
 
+RELAY_SECONDS = 1.0
+"""Seconds in which the last output of ranks that have ended arrives."""
+
+
 def _relay(source: int) -> None:
+    """Write what arrives from the ranks to the standard output."""
     while chunk := os.read(source, 1 << 16):
         sys.stdout.buffer.write(chunk)
         sys.stdout.flush()
 
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that request the end of a run."""
 
 PASSED_ON = {signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM, signal.SIGUSR1: signal.SIGUSR1}
 """Signals to this process, and those that are sent to the ranks in their place."""
@@ -155,7 +161,10 @@ def start_ranks(ranks: int | None) -> None:
 
 
 def start_several(ranks: int, timeout: float | None) -> None:
-    """Start this command on `ranks` ranks, and exit with its code; one rank is this process. Nothing in a rank."""
+    """Start this command on `ranks` ranks, and exit with its code; a single one is this process.
+
+    Do nothing in a rank that was started.
+    """
     if ranks_started(os.environ) is None:
         if ranks > 1:
             raise Exit(launch(ranks, timeout))
@@ -203,7 +212,7 @@ def launch(
         with closing(StartSign(ranks)) as sign:
             code = _wait(process, received, startup, sign)
         if relay:
-            relay.join(1.0)  # the last output arrives; a process that was left behind may hold the other end
+            relay.join(RELAY_SECONDS)  # a process that was left behind may hold the other end
         code = startup.finish(any(signum in STOP_SIGNALS for signum in received), code, listener, bool(options))
     return exit_code(code, received)
 
@@ -333,6 +342,7 @@ class Shutdown:
         sys.exit(code)
 
     def _abort(self, what: str, code: int) -> None:
+        """End all ranks, and say what has happened to this one."""
         rank = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "?")
         witness.report_abort(f"unisono: rank {rank} of {self._size} {what}: all ranks end\n")
         mpi = sys.modules.get("unisono.mpi")

@@ -64,6 +64,7 @@ def evaluate(
 
 
 def _print(evaluation: Evaluation) -> None:
+    """Print the measures, and under them the throughput if it was measured."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

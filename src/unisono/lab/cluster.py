@@ -63,6 +63,7 @@ def check_machine() -> None:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Return the exit code of the lab, which a signal ends early."""
     received: list[int] = []
 
     def end(signum: int, _frame: FrameType | None) -> None:
@@ -102,7 +103,8 @@ def main(arguments: Sequence[str]) -> int:
 
     The outer process passes LAB, as JSON, MPIEXEC COMMAND...
     """
-    signal.signal(signal.SIGINT, lambda *_: signal.pause())  # the outer process answers a Ctrl-C by killing this one
+    # The terminal interrupts every process, and the outer one answers by killing this one.
+    signal.signal(signal.SIGINT, lambda *_: signal.pause())
     described, mpiexec, *command = arguments
     lab = Lab(**json.loads(described))
     try:
@@ -134,7 +136,7 @@ def build(lab: Lab) -> None:
     Path(HOME, "hosts").write_text(hosts_file(lab, known.read_text() if known.exists() else ""))
     Path(ENTER).write_text(enter_script())
     Path(ENTER).chmod(0o755)
-    for command in commands(lab):
+    for command in tuple(commands(lab)):  # all of them are known before the first is run
         _run_checked(command)
 
 

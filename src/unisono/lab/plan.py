@@ -56,7 +56,8 @@ BUCKET_SECONDS = 0.0005
 WINDOW_SECONDS = 0.01
 """Bytes that a connection may have in flight, in seconds of a link's rate: many round trips of an idle network."""
 
-SMALLEST_WINDOW, LARGEST_QUEUE = 65_536, 2**31
+SMALLEST_WINDOW = 65_536
+LARGEST_QUEUE = 2**31
 
 
 class Link(NamedTuple):
@@ -254,6 +255,7 @@ def _end(interface: str, link: Link) -> Iterator[Command]:
 
 
 def _host(lab: Lab, host: Host) -> Iterator[Command]:
+    """Yield the commands for a host's namespaces and its link."""
     port = f"port{host.number}"
     yield host.inside("hostname", host.name, program="unshare")
     yield ("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", f"{HOME}/{host.name}/net")

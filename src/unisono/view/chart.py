@@ -1,6 +1,7 @@
 """Charts by matplotlib, in the typeface and the colors of `svg`: on a light page dark, on a dark page light.
 
-Curves are those of a measure over time and over epochs, for one or more runs (as in DIMD's figures 13 to 16).
+Curves are those of a measure over time and over epochs, for one or more runs (as in DIMD's figures 13 to 16); bars are
+layers with their bounds; times are those of collectives by size, beside their bound.
 
 accuracy                         accuracy
 │      ╭──── other               │      ╭──── other
@@ -96,6 +97,12 @@ UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 STYLES = ("-", "--", "-.", ":")
 """Lines of runs that share a color."""
 
+MAX_DOTS = 60
+"""Epochs of a run above which they get no dots."""
+
+LEGEND_ROW = 0.2
+"""Height of a row of the legend, in inches."""
+
 
 class Line(NamedTuple):
     """Values of a run after each of its epochs."""
@@ -121,7 +128,7 @@ def draw_curves(lines: Sequence[Line], measure: str, percent: bool, title: str =
             index += not line.beside
             style = ":" if line.beside else STYLES[index // len(COLORS) % len(STYLES)]
             look = {"color": color_of(index), "linestyle": style, "label": line.name}
-            marker = "." if len(line.epochs) <= 60 else ""  # more would hide the line
+            marker = "." if len(line.epochs) <= MAX_DOTS else ""
             left.plot([second / seconds for second in line.seconds], line.values, marker=marker, **look)
             right.plot(line.epochs, line.values, marker=marker, **look)
         left.set(xlabel=unit, ylabel=measure, xlim=(0, None))
@@ -134,7 +141,7 @@ def draw_curves(lines: Sequence[Line], measure: str, percent: bool, title: str =
         from_top = [pair for _, pair in sorted(zip(lines, named, strict=True), key=lambda pair: -pair[0].values[-1])]
         figure.legend(*zip(*from_top, strict=True), loc="outside right upper")
 
-    return render(draw, 12, max(4.5, 0.2 * len(lines) + 1), form)  # inches: a row of the legend takes 0.2
+    return render(draw, 12, max(4.5, LEGEND_ROW * len(lines) + 1), form)
 
 
 class Bar(NamedTuple):

@@ -32,6 +32,9 @@ SEQUENTIAL, DIVERGING = "Blues", "RdYlGn_r"
 CHARACTER, CELL_HEIGHT = 0.085, 0.34
 """Width of a character and height of a cell, in inches."""
 
+MAX_WIDTH = 12.0
+"""Width of a row of heat maps, in inches, unless one alone is wider."""
+
 
 class HeatCell(NamedTuple):
     """Value of a row and a column."""
@@ -82,7 +85,7 @@ def _longest_line(text: str) -> int:
 def draw_heat_maps(maps: Sequence[HeatMap], title: str, scale: str = SEQUENTIAL) -> bytes:
     """Return the picture of heat maps side by side, as SVG."""
     widths, heights = zip(*(drawn.size for drawn in maps), strict=True)
-    across = min(len(maps), max(1, int(12.0 / max(widths))))  # inches of a row, unless one alone is wider
+    across = min(len(maps), max(1, int(MAX_WIDTH / max(widths))))
     down = -(-len(maps) // across)
 
     def draw(figure: Figure) -> None:

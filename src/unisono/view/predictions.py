@@ -32,13 +32,18 @@ if TYPE_CHECKING:
 PARTS = {"computing": "#0f9960", "update": "#a5840b", "loading": "#c2589b", "communication": "#d9600a"}
 """Parts of a step from bottom to top, and their colors."""
 
-BARS_WIDTH, DOTS_HEIGHT = 0.8, 0.7
-"""Width of the bars of a number of nodes, together, and height of the dots of a part: each has 1."""
+BARS_WIDTH = 0.8
+"""Width of the bars of a number of nodes, together; numbers of nodes are 1 apart."""
+
+LEAST_SHARE = 1e-3
+"""Share of a step from which a part is drawn."""
+
+ROW = 0.7
+"""Height of a part's row in which the dots of its groups lie, in rows."""
 
 
 def draw_plans(plans: Sequence[RunPlan], title: str, machine: str) -> bytes:
     """Return the chart of planned runs, each rule a line, as SVG."""
-
     nodes, rules = sorted({plan.nodes for plan in plans}), list(dict.fromkeys(plan.rule for plan in plans))
 
     def draw(figure: Figure) -> None:
@@ -74,7 +79,7 @@ def _draw_shares(axes: Axes, plans: Sequence[RunPlan], nodes: Sequence[int], rul
     below = [0.0] * len(plans)
     for part, color in PARTS.items():
         shares = [getattr(plan, part) / plan.step for plan in plans]
-        if max(shares) > 1e-3:  # less could not be seen
+        if max(shares) > LEAST_SHARE:
             axes.bar(across, shares, 0.9 * width, below, color=color, label=part)
         below = [bottom + share for bottom, share in zip(below, shares, strict=True)]
     axes.set(xlabel="nodes", ylabel="share of the step", ylim=(0, 1))
@@ -125,7 +130,7 @@ def _draw_steps(axes: Axes, groups: Mapping[str, Sequence[LedgerEntry]], by: str
 def _draw_errors(axes: Axes, groups: Mapping[str, Sequence[LedgerEntry]]) -> None:
     parts = list(part_errors(next(iter(groups.values()))[0]))[::-1]
     for index, rows in enumerate(groups.values()):
-        shift = DOTS_HEIGHT * (0.5 - (index + 0.5) / len(groups))
+        shift = ROW * (0.5 - (index + 0.5) / len(groups))
         errors = [part_errors(entry) for entry in rows]
         across = [error[part] for error in errors for part in parts]
         up = [place + shift for _ in errors for place in range(len(parts))]

@@ -145,43 +145,50 @@ def draw_svg(algorithm: Algorithm, ranks: int, name: str = "schedule", placement
     steps, arrows = _steps(messages), list[tuple[Place, Place]]()
     boxes = [dict[tuple[int, str, Action], Span]() for _ in range(lanes * ranks)]
     for message in messages:
-        (sent, received), first, meaning = steps[message.step], message.lane * ranks, MEANINGS[message.action]
+        step, first, meaning = steps[message.step], message.lane * ranks, MEANINGS[message.action]
         row = boxes[first + message.receiver]
         if (message.step, message.chunks, message.action) not in row:
-            begin = received + sum(box_step == message.step for box_step, *_ in row)
+            begin = step.boxes + sum(box_step == message.step for box_step, *_ in row)
             box = Span(begin, begin + 1, message.chunks, meaning, f"chunk {message.chunks} {meaning}")
             row[message.step, message.chunks, message.action] = box
-        arrows.append((Place(first + message.sender, sent), Place(first + message.receiver, received)))
+        arrows.append((Place(first + message.sender, step.begin), Place(first + message.receiver, step.boxes)))
     heads = [f"node {node}, " for node in nodes] or [""] * ranks
     names = [
         f"lane {lane}, " * (lanes > 1) + f"{heads[rank]}rank {rank}" for lane in range(lanes) for rank in range(ranks)
     ]
     rows = [SpanRow(name, list(row.values())) for name, row in zip(names, boxes, strict=True)]
-    ends = {(message.lane, rank, message.step) for message in messages for rank in (message.sender, message.receiver)}
-    in_step = ends == {(place.lane, place.rank, place.round) for place in rounds_of(programs)}  # rounds coincide
-    unit = "round" if in_step else "step"
-    marks = [(begin, f"{unit} {index}") for index, (begin, _) in enumerate(steps)]
+    unit = "round" if _in_step(messages, programs) else "step"
+    marks = [(step.begin, f"{unit} {index}") for index, step in enumerate(steps)]
     if placement is not None and placement.supernodes:
-        spans = [(message.step, message.sender, message.receiver, message.span) for message in messages]
+        sent = [(message.step, message.sender, message.receiver, message.span) for message in messages]
         for index, (begin, _) in enumerate(marks):
-            sends, across = costs_of(spans, index, programs[0].chunks, placement)
+            sends, across = costs_of(sent, index, programs[0].chunks, placement)
             marks[index] = begin, f"{f'{sends}, ' * (sends != across)}{across} across" if across else sends
     on = f" on {counted(len(set(nodes)), 'node')}" if nodes else ""
     title = f"{name}: {counted(ranks, 'rank')}{on}, {counted(programs[0].chunks, 'chunk')}"
     return draw_spans(rows, title, UNIT, marks, arrows)
 
 
-def _steps(messages: Sequence[TimedMessage]) -> list[tuple[float, float]]:
-    """Return where the arrows of each step begin, and where they end at its first boxes, in widths of boxes.
+class _DrawnStep(NamedTuple):
+    """Times of a step, in boxes: its arrows begin, they end at the first boxes."""
 
-    The more messages an end has in a step, the wider are its arrows.
-    """
-    steps, begin = list[tuple[float, float]](), 0.0
+    begin: float
+    boxes: float
+
+
+def _steps(messages: Sequence[TimedMessage]) -> list[_DrawnStep]:
+    """Return the places of the steps. The more messages an end has in a step, the wider are its arrows."""
+    steps, begin = list[_DrawnStep](), 0.0
     for step in range(1 + max((message.step for message in messages), default=-1)):
         now = [message for message in messages if message.step == step]
         ends = Counter((m.lane, rank) for m in now for rank in (m.sender, m.receiver))
         boxes = Counter((lane, to) for lane, to, *_ in {(m.lane, m.receiver, m.chunks, m.action) for m in now})
-        first_boxes = begin + ARROW + max(ends.values()) / 4
-        steps.append((begin, first_boxes))
-        begin = first_boxes + max(boxes.values())
+        steps.append(_DrawnStep(begin, begin + ARROW + max(ends.values()) / 4))
+        begin = steps[-1].boxes + max(boxes.values())
     return steps
+
+
+def _in_step(messages: Sequence[TimedMessage], programs: Sequence[Program]) -> bool:
+    """Return True if all ranks are in the same round at the same time."""
+    ends = {(m.lane, rank, m.step) for m in messages for rank in (m.sender, m.receiver)}
+    return ends == {(place.lane, place.rank, place.round) for place in rounds_of(programs)}

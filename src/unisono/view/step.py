@@ -38,15 +38,16 @@ class Picture(NamedTuple):
         """Return a row for each thread of a lane that is ever needed; the first has the lane's name."""
         of_lanes = {lane: tracks(span for span in self.spans if span.task.lane == lane) for lane in self.lanes}
         return [
-            SpanRow("" if index else lane, [_drawn(span) for span in track])
+            SpanRow("" if index else lane, [_span(span) for span in track])
             for lane, tracks_of_lane in of_lanes.items()
             for index, track in enumerate(tracks_of_lane)
         ]
 
 
-def _drawn(span: TaskSpan) -> Span:
-    task, begin, end = span.task, span.begin, span.end
-    return Span(begin, end, f"{_letter(task)}{task.key}", task.operation.name, f"{task}: {begin:g} to {end:g}")
+def _span(span: TaskSpan) -> Span:
+    task = span.task
+    tooltip = f"{task}: {span.begin:g} to {span.end:g}"
+    return Span(span.begin, span.end, f"{_letter(task)}{task.key}", task.operation.name, tooltip)
 
 
 def _letter(task: Task) -> str:

@@ -22,8 +22,11 @@ INK, PAPER = "#24292f", "#ffffff"
 FONTS = ("DejaVu Sans", "Verdana", "sans-serif")
 """Typeface: two with characters of one width, and what there is."""
 
-MARGIN, TITLE_HEIGHT, FONT_SIZE = 20.0, 26.0, 12.0
-"""Empty border of a page, height of the title under it, and size of text, in SVG units."""
+MARGIN, FONT_SIZE = 20.0, 12.0
+"""Empty border of a page, and size of text, in SVG units."""
+
+TITLE_HEIGHT = 26.0
+"""Height of the title under the upper border, in SVG units."""
 
 CHARACTER_WIDTH = 7.4
 """Width of a character of usual text at most, in SVG units."""
@@ -40,6 +43,7 @@ svg {{ color: {INK} }}
 }}
 </style>
 <rect class="page" width="100%" height="100%" fill="{PAPER}"/>"""
+"""Colors of the schemes, and the page."""
 
 
 def element(name: str, *content: str, **attributes: str | float) -> str:
@@ -90,13 +94,13 @@ def legend(colors: Mapping[str, str], y: float) -> list[str]:
 def page(width: float, height: float, title: str, body: Sequence[str]) -> str:
     """Return a document with a title, which readers without the drawing get too."""
     width = max(width, 2 * MARGIN + 15 / FONT_SIZE * width_of(title))
-    drawn = text(MARGIN, MARGIN + 12, title, font_size=15, font_weight="bold")
-    content = [element("title", escape(title)), STYLE, drawn, *body]
-    look: dict[str, str | float] = {"width": width, "height": height, "viewBox": f"0 0 {width:g} {height:g}"}
-    look |= {"role": "img", "font_family": ", ".join(FONTS), "font_size": FONT_SIZE}
-    look |= {"fill": "currentColor", "color": INK}
-    inside = "\n".join(["", *content, ""])
-    return element("svg", inside, xmlns="http://www.w3.org/2000/svg", **look) + "\n"
+    heading = text(MARGIN, MARGIN + 12, title, font_size=15, font_weight="bold")
+    content = "\n".join([element("title", escape(title)), STYLE, heading, *body])
+    size: dict[str, str | float] = {"width": width, "height": height, "viewBox": f"0 0 {width:g} {height:g}"}
+    font: dict[str, str | float] = {"font_family": ", ".join(FONTS), "font_size": FONT_SIZE}
+    look = {"role": "img", **font, "fill": "currentColor", "color": INK}
+    document = element("svg", f"\n{content}\n", xmlns="http://www.w3.org/2000/svg", **size, **look)
+    return f"{document}\n"
 
 
 ROW, GAP = 30.0, 6.0
