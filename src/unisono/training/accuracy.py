@@ -44,8 +44,8 @@ class Accuracy:
 
 
 class LossSum:
-    """Sum of the losses of steps, in float64. That of a step on a device is copied behind it and read a step later: so
-    nobody waits for it."""
+    """Sum of the losses of steps, in float64. That of a step on a device is copied to the host behind the step, and
+    read a step later: nobody waits for it."""
 
     def __init__(self, before: float = 0.0) -> None:
         self._sum, self._late = before, deque[tuple[torch.Tensor, Any, int]]()
@@ -125,7 +125,8 @@ def classification_loss(scores: torch.Tensor | tuple[torch.Tensor, ...], labels:
 
 
 def loss_of_none(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Return a loss of 0 for an empty batch: its passes join the exchanges of split layers but change no batch norm."""
+    """Return a loss of 0 for an empty batch, whose passes join the exchanges of split layers. Batch norms, which take
+    no empty batch, keep their statistics."""
     norms = [norm for norm in model.modules() if isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.training]
     for norm in norms:
         norm.eval()

@@ -137,6 +137,7 @@ class HashedSums(ExactSums):
         super().decode(key, start, stop)
 
     def checksum_of_share(self, gradients: Gradients) -> int:
+        """Return the checksum of a share's gradients."""
         made = ((parameter, gradient) for parameter, gradient in gradients.items() if gradient is not None)
         flats = ((parameter, words(self._memory.in_order(gradient, parameter))) for parameter, gradient in made)
         return sum(checksum(flat, parameter, 0) for parameter, flat in flats) % MODULUS

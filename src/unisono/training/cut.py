@@ -208,7 +208,8 @@ def begin_replay(seats: SeatCounts, source: Path) -> Beginning:
 
 
 def begin_resumed(rule: BaseAsynchronousRule, run: Run) -> Beginning:
-    """Load the newest centre into the model, and return the beginning. Raises CheckpointError for other data."""
+    """Load the newest centre into the model. Return the beginning. Collective. Raises CheckpointError for other
+    data."""
     world, home, data = run.world, run.home, run.feed.fingerprint
     seats = rule.seats(world.size)
     cut = world.call_on_root(lambda: load_cut(home, seats))

@@ -169,8 +169,11 @@ class RunForesight:
 
     def _of_before(self, done: int) -> Seal | None:
         """Return the newest seal of a resumed run where it still holds."""
-        newest = [read_seal(seal) for seal in seals_of(self.run.home)[-1:]]
-        return next((seal for seal in newest if holds(seal.prediction, self._facts(done))), None)
+        seals = seals_of(self.run.home)
+        if not seals:
+            return None
+        seal = read_seal(seals[-1])
+        return seal if holds(seal.prediction, self._facts(done)) else None
 
     def _facts(self, done: int) -> RunFacts:
         training, world = self.run.recipe.training, self.run.world
@@ -226,7 +229,8 @@ def reason_without_seal(trainer: Trainer) -> str:
 
 
 def planned_prediction(run: PlannedRun, facts: RunFacts) -> SealedPrediction:
-    """Return the prediction of a run with whole layers by `unisono plan`. Raises UsageError as `predict_run`."""
+    """Return the prediction of a run whose layers are whole, as `unisono plan` makes it. Raises UsageError as
+    `predict_run`."""
     row, _, played = predict_run(run)
     parts = StepParts(row.computing, row.communication, row.update, row.loading)
     prediction = _prediction(BEFORE, facts, played, parts, (row.low, row.high, INTERVAL_SHARE))
@@ -256,8 +260,10 @@ def _prediction(
 
 
 def program_of(chosen: Candidate) -> tuple[ProgramFacts, float]:
-    """Return the program of a predicted step, whose digest is the SHA-256 of its tasks, and the seconds of a step in
-    which it updates weights."""
+    """Return the program of a predicted step, and the seconds of a step in which it updates weights.
+
+    Its digest is the SHA-256 of its tasks: equal programs have equal ones, in every process.
+    """
     setting, rule, costs = chosen.setting, chosen.rule, chosen.costs
     buckets, period = costs.layout.buckets, rule.traits.period
     tasks = [task for step in range(period) for task in rule(Step(step), 0, costs.layout)]

@@ -156,8 +156,8 @@ def curve_of(name: str, metrics: Sequence[Mapping[str, Any]], measure: Measure) 
 
 
 def curves_of(folders: Sequence[Path], chosen: Measure | None = None) -> list[Curve]:
-    """Return the curves of runs, of one measure: `chosen`, or that by which they are compared. Raises UsageError where
-    no epoch of a run has ended."""
+    """Return the curves of the runs in folders, of one measure: `chosen`, or that by which they are compared. Raises
+    UsageError where no epoch of a run has ended in one of them."""
     metrics = [read_metrics(folder) for folder in folders]
     for folder, lines in zip(folders, metrics, strict=True):
         if not lines:

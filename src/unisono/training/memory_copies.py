@@ -114,7 +114,8 @@ class MemoryCopies:
             save(self._folder, checkpoint, COPIES_KEPT)
             if self._world.rank == 0:
                 alive = self._home / run_directory.ALIVE
-                with self._telling(), temporary_beside(alive) as path:  # not synced: no copy outlives a power cut
+                # not synced: no copy in memory outlives a power cut
+                with self._telling(), temporary_beside(alive) as path:
                     path.write_text(f"{checkpoint.step}")
                     path.replace(alive)
         except CheckpointError as error:

@@ -209,7 +209,7 @@ def speed_of_threads(recipe: Recipe, machine: MachineFacts, ranks_per_node: int)
 
 def run_on_ranks(recipe: Recipe, samples: SampleRecipe, machine: MachineFacts, ranks: int, nodes: int) -> PlannedRun:
     """Return the run of a recipe on these ranks, spread over the nodes of a machine. Raises UsageError for layers that
-    are split, for an uneven spread, and as `planned_run` does."""
+    are split and for an uneven spread, which a machine file does not predict, and as `planned_run` does."""
     if recipe.parallel.layers:
         raise UsageError("its layers are split over ranks, which a machine file does not predict")
     if ranks % nodes:
@@ -218,8 +218,8 @@ def run_on_ranks(recipe: Recipe, samples: SampleRecipe, machine: MachineFacts, r
 
 
 def known_samples(recipe: PlanRecipe) -> SampleRecipe:
-    """Return the samples of a recipe as they are given, else as its data on this machine tell. Raises RecipeError for
-    an unknown data set, and PackError for a pack that cannot be read, or not with its options."""
+    """Return the samples of a recipe as they are given, and else as its data tell, if these are on this machine. Raises
+    RecipeError for an unknown data set, and PackError for a pack that cannot be read, or not with its options."""
     data, samples = recipe.data, samples_of(recipe.data)
     if data.pack and not samples.shape and recipe.model.name == "cd_dnn":  # elsewhere; of recordings, as audio.py has
         samples = replace(samples, shape=f"{data.windows}x{BANDS * (2 * data.context + 1)}")

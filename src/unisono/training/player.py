@@ -8,6 +8,12 @@
 
 A generator yields an event and goes on when the player has carried it out: so it knows what came with a step, requests
 of signals or replies, before it says what follows.
+
+Ranks that train together have epochs in a fixed order:
+
+┌─ an epoch ─────────────────────────────────────────────────┐
+│ load, rate, step, load, rate, step, ... (checkpoint) ...   │ test ─ metrics ─ checkpoint
+└────────────────────────────────────────────────────────────┘
 """
 
 from __future__ import annotations
@@ -180,6 +186,7 @@ class EventPlayer(ABC):
         return len(labels)
 
     def save(self, event: Save) -> None:
+        """Write a checkpoint; at the end of an epoch the weights are tested, and its metrics written, before."""
         run, metrics = self.run, None
         run.trainer.wait()
         with self.shared():
@@ -215,11 +222,6 @@ class EventPlayer(ABC):
     @abstractmethod
     def end_epoch(self) -> dict[str, Any]:
         """Test the weights. Return the metrics of the epoch."""
-
-    def test(self) -> Accuracy:
-        run, feed = self.run, self.feed
-        batches = run.awaited(feed.test_batches(run.recipe.training.batch, alone=run.alone))
-        return run.trainer.evaluate(batches, feed.test_samples * feed.labels_per_sample, run.alone)
 
     @abstractmethod
     def checkpoint(self, event: Save) -> Checkpoint:
@@ -284,13 +286,14 @@ class TogetherPlayer(EventPlayer):
         return code
 
     def _finish(self) -> int:
+        """Make the epochs that are left and report the results. Return the exit code."""
         run, began, first = self.run, time.perf_counter(), self._first
         samples, training = run.feed.samples, run.recipe.training
         stop = self.play(fixed_order(run.recipe, samples, run.world.rank, first, run.trainer.requests, self._stopping))
         if stop is not None:
             run.display.log(f"saved step {self.made} on {stop.why}; resume with: unisono train --resume {run.home}")
             return STOPPED
-        accuracy = self.test() if self.accuracy is None else self.accuracy
+        accuracy = self._test() if self.accuracy is None else self.accuracy
         seconds = time.perf_counter() - began
         seen = max(0, training.epochs - first.epoch) * samples
         results = run.results(accuracy, seen - min(first.done * training.batch, seen), seconds)
@@ -301,6 +304,7 @@ class TogetherPlayer(EventPlayer):
         return 0
 
     def draw(self, event: Draw) -> Iterator[Batch]:
+        """Return this rank's share of the rest of an epoch."""
         self._drawn, self._epoch_began = event, time.perf_counter()
         return self.feed.epoch(event.epoch, self.run.recipe.training.batch, event.done)
 
@@ -318,12 +322,14 @@ class TogetherPlayer(EventPlayer):
         return samples
 
     def copy_state(self, event: Snapshot | CopyState) -> None:
+        """Write copies of the state into the memory of two hosts."""
         assert isinstance(event, CopyState) and self._copies is not None, "a rank without them does not ask for them"
         self.run.trainer.wait()
         with self.run.trainer.span("copy", "checkpoint"), self.shared():
             self._copies.write(lambda: self.checkpoint(Save(event.point)))
 
     def checkpoint(self, event: Save) -> Checkpoint:
+        """Return the state of all ranks."""
         run = self.run
         loss = 0.0 if event.tests else self._sum_of_ranks(self.losses.total)
         weights, optimizer = state.states_of(run.trainer, run.world)
@@ -351,7 +357,7 @@ class TogetherPlayer(EventPlayer):
         loss, self.losses = self._sum_of_ranks(self.losses.total) / samples, LossSum()
         epoch, skipped = self._drawn.epoch, min(self._drawn.done * training.batch, samples)
         rate = rate_of_step(run.recipe.optimizer, epoch, steps - 1, steps, training.epochs, training.batch)
-        self.accuracy = self.test()
+        self.accuracy = self._test()
         return {
             "epoch": epoch + 1,
             "step": self.made,
@@ -362,6 +368,12 @@ class TogetherPlayer(EventPlayer):
             "elapsed": run.elapsed,
             **self._seconds_by_kind(),
         }
+
+    def _test(self) -> Accuracy:
+        """Return the test accuracy of the model."""
+        feed = self.feed
+        batches = self.run.awaited(feed.test_batches(self.run.recipe.training.batch))
+        return self.run.trainer.evaluate(batches, feed.test_samples * feed.labels_per_sample)
 
     def _stopping(self) -> str:
         """Return the ranks that have received SIGTERM, in words; empty where none has."""

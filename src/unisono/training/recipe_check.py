@@ -40,8 +40,8 @@ def check_run(recipe: Recipe, ranks: int) -> None:
 
 
 def plan_of(recipe: Recipe, ranks: int) -> ParallelPlan | None:
-    """Return the plan of the layers that a recipe names as split; None where it names none. Raises UsageError for words
-    that are no split."""
+    """Return the plan of the layers that are split; None where the recipe names none, or leaves them to a prediction.
+    Raises UsageError for words that are no split."""
     layers = recipe.parallel.layers
     return make_plan(layers, recipe.parallel.ranks or ranks) if layers and not isinstance(layers, str) else None
 

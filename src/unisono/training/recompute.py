@@ -52,7 +52,8 @@ def check_chain(folder: Path, recipe: Recipe, step: int | None) -> tuple[dict[in
 
 def recompute(folder: Path, recipe: Recipe, world: World, step: int | None) -> tuple[str, bool]:
     """Recompute a step, None: the last of the chain. Return a line that says how it is the same, or what differs first;
-    and True where it is. Raises UsageError where its checkpoints are gone, or the data are others. Collective."""
+    and True where it is the same. Raises UsageError where the step cannot be recomputed: its checkpoints are gone, or
+    the data are others. Collective."""
     lines, wanted, first = world.call_on_root(lambda: check_chain(folder, recipe, step))
     feed, trainer, _, _ = make_parts(recipe, world, make_rule(recipe), None, folder)
     assert isinstance(feed, Feed), "ranks that train together have batches"

@@ -30,7 +30,7 @@ from unisono.binding import CoreShare, bind, report, shares_of
 from unisono.compute.convolution_plan import ConvolutionPlan, load_plan, merge, save_plan
 from unisono.compute.prepare import StepContext, autocast_to, choose_dtype, prepare, release_free_memory
 from unisono.data.builtin import BUILTIN_DATASETS, in_memory_feed
-from unisono.data.feed import FeedFacts, packed_feed
+from unisono.data.feed import Feed, FeedFacts, packed_feed
 from unisono.data.loading import Batch, InputFacts, cast_inputs, device_of_rank, to_device
 from unisono.data.options import DataOptions
 from unisono.device import module_of
@@ -150,8 +150,8 @@ class Run:
 
 
 def train(recipe: Recipe, world: World, options: TrainOptions) -> int:
-    """Run `recipe` in a locked folder. Return the exit code: 0, or 143 where SIGTERM ended the run after a step, with a
-    checkpoint. Collective."""
+    """Run `recipe`, whose folder is locked meanwhile. Return the exit code: 0, or 143 where SIGTERM ended the run after
+    a step, with a checkpoint. Collective."""
     resume = options.resume
     if resume is not None and world.call_on_root(lambda: report_if_finished(resume, recipe)):
         return 0
@@ -221,7 +221,8 @@ def make_parts(
     recipe: Recipe, world: World, rule: BaseRule, timeline: Timeline | None, source: Path | None
 ) -> tuple[FeedFacts, Trainer, ConvolutionPlan, list[str]]:
     """Return the feed, the trainer and the convolution timings of a run, and lines to report. `source` is the folder of
-    the run that is resumed or replayed. Raises RecipeError where the network does not take the data."""
+    the run that is resumed or replayed. With `convolutions = "autotune"` a warm-up step on a processor completes the
+    timings. Raises RecipeError where the network does not take the data."""
     share, lines = bind_cores(world, threads_of(recipe))
     device, virtual = take_device(recipe.compute.device, world), recipe.training.virtual_ranks
     if virtual:
@@ -244,8 +245,17 @@ def make_parts(
         warm_up(model, cast_inputs(feed.blank(last - first), DTYPES[recipe.model.dtype]), plan, world, within)
     numbers = options.learning_rate, options.momentum, options.weight_decay
     optimizer = make_optimizer(options.name, model, *numbers, options.nesterov, options.betas)
-    ways = classification_loss, options.clip or None, timeline, within, virtual, threads_of(recipe) or 1
-    trainer = Trainer(model, world, rule, optimizer, *ways)
+    trainer = Trainer(
+        model,
+        world,
+        rule,
+        optimizer,
+        clip=options.clip or None,
+        timeline=timeline,
+        within=within,
+        virtual_ranks=virtual,
+        threads=threads_of(recipe) or 1,
+    )
     split = split_of(model)
     if recipe.parallel.layers != AUTO and split is not None and split.plan.splits:
         lines += [f"layers split: {split.plan}", describe_borders(split.plan.splits)]
@@ -312,21 +322,27 @@ def make_feed(
     Workers of an asynchronous rule draw and test by themselves. `observe` is called with the spans of the feed's work.
     Batches are to be copied to `device`.
     """
-    data, seed, alone = recipe.data, recipe.training.seed, has_servers(rule)
-    trains, feed = not alone or world.rank < rule.seats(world.size).workers, None
-    group = world.split(0 if trains else 1) if alone else world
-    if trains and data.pack:
-        data = replace(data, threads=decoding_threads(data, share))
-        feed = packed_feed(data, group, seed, out_of_step=alone, device=device, observe=observe)
-    elif trains:
-        feed = in_memory_feed(BUILTIN_DATASETS[data.name](), group, seed, observe, data.shuffle)
-    if feed is not None:
-        feed.share_among(recipe.training.virtual_ranks)
-    if not alone and feed is not None:
-        return feed
+    if not has_servers(rule):
+        return _feed(recipe, world, share, False, observe, device)
+    trains = world.rank < rule.seats(world.size).workers
+    group = world.split(0 if trains else 1)
+    feed = _feed(recipe, group, share, True, observe, device) if trains else None
     facts = world.call_on_root(lambda: None if feed is None else feed.facts)
     assert facts is not None, "rank 0 is a worker"
     return facts if feed is None else feed
+
+
+def _feed(
+    recipe: Recipe, world: World, share: CoreShare, out_of_step: bool, observe: Observe | None, device: torch.device
+) -> Feed:
+    data, seed = recipe.data, recipe.training.seed
+    if data.pack:
+        data = replace(data, threads=decoding_threads(data, share))
+        feed = packed_feed(data, world, seed, out_of_step=out_of_step, device=device, observe=observe)
+    else:
+        feed = in_memory_feed(BUILTIN_DATASETS[data.name](), world, seed, observe, data.shuffle)
+    feed.share_among(recipe.training.virtual_ranks)
+    return feed
 
 
 def decoding_threads(data: DataOptions, share: CoreShare) -> int:
@@ -335,8 +351,8 @@ def decoding_threads(data: DataOptions, share: CoreShare) -> int:
 
 
 def make_model(recipe: Recipe, facts: InputFacts, device: torch.device) -> torch.nn.Module:
-    """Return the recipe's network, whose weights from the seed are the same on all devices. Raises RecipeError where it
-    does not take the data."""
+    """Return the recipe's network on a device, with weights from the seed, which are the same on all devices. Raises
+    RecipeError where it does not take the data."""
     torch.manual_seed(recipe.training.seed)
     network = make_network(recipe.model.name, recipe.model.folder, facts.classes, facts.channels)
     model = network.to(device, DTYPES[recipe.model.dtype])
@@ -375,7 +391,8 @@ def choose_layers(recipe: Recipe, world: World, feed: InputFacts, rule: BaseRule
 
 
 def warm_up(model: nn.Module, inputs: Tensor, plan: ConvolutionPlan, world: World, within: StepContext) -> None:
-    """Settle `plan` by a step of `model` on this rank's inputs, of which nothing stays. Collective."""
+    """Settle `plan` on all ranks of `world` by a step of `model`, of which nothing stays, on this rank's inputs.
+    Collective."""
     if len(inputs):
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
         if not model.training:

@@ -221,6 +221,7 @@ class RunLock:
         self._path = path
 
     def release(self) -> None:
+        """Release the lock, if it is held."""
         if self._path is None:
             return
         self._path.unlink(missing_ok=True)  # before it opens: the next one makes a file of its own

@@ -78,7 +78,8 @@ def states_of(trainer: Trainer, world: World) -> tuple[dict[str, Any], dict[str,
 
 
 def load_states(trainer: Trainer, world: World, checkpoint: Checkpoint) -> list[str]:
-    """Load a checkpoint into the model and the optimizer. Return lines to report. Raises as `load_state_dict` does."""
+    """Load a checkpoint into the model and the optimizer. Return lines to report. Raises the errors of
+    `load_state_dict` where it does not fit."""
     ranks, state = checkpoint.optimizer.get(RANKS), trainer.reducer.traits.state
     anchored = any(ANCHOR in rank.get("rule", {}).get("kept", ()) for rank in ranks or ())
     kept = state.differs and (anchored or not state.has_anchor)  # else each would begin with an anchor of its own

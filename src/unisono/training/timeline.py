@@ -175,8 +175,8 @@ class LaidStep(NamedTuple):
 
 
 def lay(steps: Sequence[tuple[float, Sequence[TimelineSpan]]]) -> list[TimelineSpan]:
-    """Return the predicted spans of steps, by lane and in order of time: `steps` are the begin of each measured step in
-    seconds, and its predicted spans in seconds since then."""
+    """Return the predicted spans of steps on the clock of their begins, by lane and in order of time. `steps` are the
+    begin of each measured step, in seconds, and its predicted spans in seconds since then."""
     lanes = dict.fromkeys(span.lane for _, spans in steps for span in spans)
     return [span for lane in lanes for span in _numbered([*_laid(steps, lane)])]
 

@@ -202,25 +202,23 @@ class Trainer:
         self.reducer.runner.wait()
         self._account()
 
-    def evaluate(self, batches: Iterable[Batch], labels: int, alone: bool = False) -> Accuracy:
+    def evaluate(self, batches: Iterable[Batch], labels: int) -> Accuracy:
         """Return the accuracy on `labels` labels; each rank evaluates its own `batches` of inputs and labels.
 
         Buffers are as the last step left them; floating-point ones are rank 0's. Where ranks' weights differ, their
-        mean is evaluated; `alone`, this rank evaluates the model as it is, on batches of all labels.
+        mean is evaluated.
         """
         with self.span("evaluation", "evaluation"):
-            if alone:
-                counts = self._count_correct(batches)
-            else:
-                self.wait()
-                with self.reducer.weights.averaged():
-                    counts = self._count_correct(batches)
-                with self.recorder.record("waiting"):
-                    self.world.allreduce(counts)
+            self.wait()
+            with self.reducer.weights.averaged():
+                counts = self.count_correct(batches)
+            with self.recorder.record("waiting"):
+                self.world.allreduce(counts)
         self.recorder.discard()
         return accuracy_of(counts, labels)
 
-    def _count_correct(self, batches: Iterable[Batch]) -> torch.Tensor:
+    def count_correct(self, batches: Iterable[Batch]) -> torch.Tensor:
+        """Return the sum of `accuracy.count` over this rank's batches, float64, shape (4,)."""
         counts = torch.zeros(4, dtype=torch.float64)
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()

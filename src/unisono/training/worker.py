@@ -37,7 +37,7 @@ from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.schedules.pieces import bounds
 from unisono.step import program
 from unisono.training import cut, run_directory
-from unisono.training.accuracy import LossSum
+from unisono.training.accuracy import Accuracy, LossSum, accuracy_of
 from unisono.training.checkpoint.files import copied, save
 from unisono.training.checkpoint.layout import Checkpoint
 from unisono.training.measures import result_rows
@@ -70,6 +70,7 @@ class WorkerPlayer(EventPlayer):
             run.notes.append(f"no prediction is sealed: rule {name} has no step that all ranks make together")
 
     def begin(self, before: Recipe | None) -> None:
+        """Load the centre of a run that is resumed, whose recipe was `before`, or the log of a replayed one."""
         run, source = self.run, self.run.options.replay
         if before is not None:
             check_change(before, run.recipe, RunPoint(step=1), run.feed.fingerprint)
@@ -80,6 +81,7 @@ class WorkerPlayer(EventPlayer):
         run.notes += [*self._beginning.notes, *describe_seats(run, self.rule)]
 
     def train(self) -> int:
+        """Train as worker or serve, or both. Return the exit code."""
         run, trains = self.run, self.worker < self.links.seats.workers
         processes = run.world.all_gather_object((socket.gethostname(), os.getpid()))
         if run.world.rank == 0:
@@ -133,6 +135,7 @@ class WorkerPlayer(EventPlayer):
         )
 
     def _train_and_serve(self, server: Server | None) -> int:
+        """Train, while the server of this rank serves beside it. Return the exit code."""
         run, reducer, snapshot = self.run, self.run.trainer.reducer, self._beginning.snapshot
         wire = self.rule.exchange.wire
         coding = Coding(wire, True, reducer.weights.flats() if wire else {})
@@ -186,6 +189,7 @@ class WorkerPlayer(EventPlayer):
         self.request = Request.STOP if kind == "stop" else max(self.request, Request.SAVE)
 
     def _take_request(self) -> Request:
+        """Return what was requested since the last call."""
         taken, self.request = self.request, Request.NONE
         return taken
 
@@ -215,6 +219,7 @@ class WorkerPlayer(EventPlayer):
             now.step, now.samples = now.step + 1, now.samples + self._made
 
     def draw(self, event: Draw) -> Iterator[Batch]:
+        """Return batches of this worker's own."""
         return self.feed.own_batches(self.batch, event.done)
 
     def step(self, event: TrainStep) -> int:
@@ -239,19 +244,23 @@ class WorkerPlayer(EventPlayer):
         assert isinstance(event, Snapshot), "a worker by itself has no others"
         trainer = self.run.trainer
         trainer.wait()
+        # taken by the updates' thread, before what came was applied: the wait is for that thread
         assert self.exchange.snapshot is not None, "it is taken when all servers have replied"
         state = Checkpoint(event.cut, **self.exchange.snapshot, progress=asdict(event.counters))
         with trainer.span("write", "checkpoint"):
             save(cut.worker_folder(self.run.home, self.worker), state)
 
     def shared(self) -> AbstractContextManager[None]:
+        """Return a context in which the model has the weights of the centre that came last."""
         return self.run.trainer.reducer.weights.centre(self.exchange.centre, self.exchange.centre_buffers)
 
     def checkpoint(self, event: Save) -> Checkpoint:
+        """Return the centre."""
         weights = copied(self.run.trainer.model.state_dict())
         return cut.centre_checkpoint(event.point.step, weights, self._replies, self.run.feed.fingerprint)
 
     def report_saved(self, event: Save) -> None:
+        """Log a centre that was saved within an epoch."""
         if not event.tests:
             self.run.display.log(f"saved the centre after {event.point.step} steps of all workers")
 
@@ -259,7 +268,7 @@ class WorkerPlayer(EventPlayer):
         """Test the centre. Return the metrics of the epoch, as the first server knows it."""
         reply, sent = self._replies[0], self._sent
         samples = reply.loss_samples + sent.samples
-        self.accuracy = self.test()
+        self.accuracy = self._test()
         return {
             "epoch": reply.ended,
             "step": reply.cut,
@@ -309,6 +318,15 @@ class WorkerPlayer(EventPlayer):
         checkpoint = cut.centre_checkpoint(step, weights, replies, self.run.feed.fingerprint)
         save(self.run.home / run_directory.CHECKPOINTS, checkpoint)
 
+    def _test(self) -> Accuracy:
+        """Return the accuracy of the model on the whole test set."""
+        run = self.run
+        with run.trainer.span("evaluation", "evaluation"):
+            source = self.feed.test_batches(run.recipe.training.batch, alone=True)
+            counts = run.trainer.count_correct(run.awaited(source))
+        run.trainer.recorder.discard()
+        return accuracy_of(counts, run.feed.test_samples * run.feed.labels_per_sample)
+
     def _end(self) -> int:
         """Take leave of the servers; the worker that they choose stores the final centre. Return the exit code."""
         for link in self.links.links:  # all servers: a bound of staleness no longer waits for this worker
@@ -337,6 +355,7 @@ class WorkerPlayer(EventPlayer):
         return decode_reply(numbers)
 
     def _fetch(self) -> None:
+        """Store and evaluate the final centre."""
         began = time.perf_counter()
         run, header = self.run, self._header(Kind.FETCH)
         server_of = self.rule.server_of(run.trainer.reducer.programs.layout())

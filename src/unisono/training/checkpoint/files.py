@@ -150,8 +150,8 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def remove_newer(folder: Path, step: int) -> list[str]:
-    """Remove checkpoints newer than that of `step`, and what a killed run has left half written, of a locked folder.
-    Return their names. Raises CheckpointError where the disk refuses."""
+    """Remove checkpoints newer than that of `step`, and what a killed run has left half written. Return their names.
+    The run's folder is locked: no other process writes. Raises CheckpointError where the disk refuses."""
     failure = f"cannot remove what is newer than the checkpoint of step {step} in {folder}"
     with naming_os_errors(failure, CheckpointError, "; remove it, then resume again"):
         for left in folder.glob(".step-*.tmp"):
@@ -199,7 +199,7 @@ CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", torch.Size: "tuple"
 
 def flatten_state(state: object, what: str) -> tuple[dict[str, torch.Tensor], Outline]:
     """Return the tensors of a nested value, by name, and the outline that `unflatten_state` needs with them. Raises
-    CheckpointError for a value that fits neither, naming `what` and the path to it."""
+    CheckpointError for a value that fits neither, naming `what` and the path to the value."""
     tensors: dict[str, torch.Tensor] = {}
     names: dict[tuple[object, ...], str] = {}  # by memory
 

@@ -142,7 +142,7 @@ def sum_scores(
 
 def write_files(evaluation: Evaluation, facts: dict[str, Any], out: Path) -> list[Path]:
     """Write the evaluation and its images into the folder `out`. Return the files. Raises UsageError where the disk
-    refuses; earlier files are then still there."""
+    refuses; files of an evaluation before are then still there."""
     title = f"{facts['run']}, step {facts['step']}, on {facts['data']}"
     data = json.dumps({**facts, **evaluation.as_data()}, indent=1) + "\n"
     files = {EVALUATION: data.encode(), **evaluation.images(title)}

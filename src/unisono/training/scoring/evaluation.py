@@ -20,12 +20,27 @@ Confusion is the number of test samples of each class, by the class that the net
     dog     dog
     dog     dog       right: the diagonal, 3 of 4
 
-Ranks count their own samples; the counts of all ranks are their sum, 8 c² bytes for c classes. Its picture is a heat
-map (`view/heat_map.py`): a cell's color is its share of the row, at whose end is the recall. With more than MAX_CLASSES
-classes, those with most mistakes have rows, in the order of the pack, and columns; a last column has all other guesses.
+Ranks count their own samples; the counts of all ranks are their sum, 8 c² bytes for c classes. As a picture, a row for
+each class and a column for each first guess:
 
-Forward passes alone are timed at batch sizes 1, 2, 4, ... 256 (PCL-DNN, figure 3: scoring): the median of passes behind
-an untimed one. A small batch has too few products to fill the cores; a large one more activations than their caches.
+             guess
+    class     cat   dog     recall
+           ┌─────┬─────┐
+      cat  │  93 │   7 │  93.0%     a cell's color is its share of the row; at the end of the row is its recall
+           ├─────┼─────┤
+      dog  │  12 │  88 │  88.0%
+           └─────┴─────┘
+
+With more than MAX_CLASSES classes, those with most mistakes have rows, in the order of the pack, and columns; a last
+column has the guesses of all others.
+
+Forward passes alone are timed at batch sizes 1, 2, 4, ... 256 (PCL-DNN, figure 3: scoring):
+
+    batch     forward on zeros: untimed ─ timed ─ timed ─ ...       median of the timed ones
+    1         ▏3 ms, ▏1 ms, ▏1 ms, ... until TIMED_SECONDS          1 ms: 1,000 samples/s
+    256       ▏190 ms, ▏180 ms, ▏170 ms, ▏180 ms                    180 ms: 1,422 samples/s
+
+A small batch has too few products to fill the cores; a large one has more activations than their caches.
 """
 
 from __future__ import annotations

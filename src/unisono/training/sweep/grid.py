@@ -86,13 +86,14 @@ class Grid:
         return {key: end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)}
 
     def points(self) -> tuple[GridPoint, ...]:
+        """Return the points of the grid, in order."""
         short, points = self.short_keys, list[GridPoint]()
         combinations = list(itertools.product(*(axis.values for axis in self.axes)))
+        digits = len(str(len(combinations)))
         for index, values in enumerate(combinations, start=1):
             settings = [(axis.key, value) for axis, value in zip(self.axes, values, strict=True)]
             shown = [f"{short[key]}={value}" for key, value in settings if key in short]
-            name = "-".join([f"{index:0{len(str(len(combinations)))}}", *shown])
-            name = re.sub(r"[^\w.=+-]", "_", name, flags=re.ASCII)
+            name = re.sub(r"[^\w.=+-]", "_", "-".join([f"{index:0{digits}}", *shown]), flags=re.ASCII)
             changes = tuple(f"{key}={value}" for key, value in settings)
             swept = tuple(value for key, value in settings if key in short)
             # the number leads, so that shortened names differ too

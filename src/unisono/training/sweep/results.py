@@ -112,8 +112,8 @@ def sweeps_seeds(grid: Grid) -> bool:
 
 
 def to_json(sweep: Sweep, results: Sequence[RunResult]) -> str:
-    """Return the sweep and its results as JSON. Accuracies are shares, 0 to 1; times are seconds; values that are not
-    finite, such as the perplexity of a run that has diverged, are None."""
+    """Return the sweep and its results as JSON. Accuracies are shares, 0 to 1; times are seconds. Values that JSON
+    has no number for, such as the perplexity of a run that has diverged, are None."""
     best, measure, grid = best_of(results), shared_measure(results), sweep.grid
     runs = list[dict[str, Any]]()
     for result in results:
@@ -207,7 +207,8 @@ def to_markdown(sweep: Sweep, results: Sequence[RunResult], diagrams: Sequence[s
 
 
 def heat_maps(grid: Grid, results: Sequence[RunResult]) -> list[HeatMap]:
-    """Return the heat maps of a sweep, with means over seeds where two other keys are swept; none for less than two."""
+    """Return the heat maps of a sweep: none where less than two keys are swept. Where the seed is swept with at least
+    two other keys, cells have the mean over seeds."""
     axes = axes_beside_seed(grid) if len(grid.swept) > 2 else grid.swept
     if len(axes) < 2:
         return []

@@ -62,7 +62,7 @@ def run_points(
     sweep: Sweep, outcomes: Mapping[str, RunOutcome], record: Record, program: Sequence[str] = PROGRAM
 ) -> int | None:
     """Make the runs that have not ended by `program`, the command that has `train`, and call `record` with the outcome
-    of each. Return the signal that stopped the sweep; None where none did."""
+    of each as it ends. Return the signal that stopped the sweep; None where none did."""
     with StopSignals() as signals:
         for point in sweep.grid.points():
             if signals.received is None and not sweep.is_done(point, outcomes[point.name]):
@@ -170,7 +170,7 @@ REPORT, HEAT_MAP = "sweep.md", "heat_map.svg"
 
 def plan_given(recipe: Path, changes: Sequence[str], ranks: int | None, folder: Path | None) -> Sweep:
     """Return the sweep that a command line describes; `changes` have the form key=a,b,c. Raises RecipeError for a point
-    whose recipe cannot be run."""
+    whose recipe cannot be run. Nothing is written."""
     axes = grid.parse_grid(changes)
     recipes = grid.read_recipes(find_recipe(recipe), axes, ranks)
     return Sweep(folder or Path("sweeps") / next(iter(recipes.values())).name, axes, recipes)
@@ -178,7 +178,8 @@ def plan_given(recipe: Path, changes: Sequence[str], ranks: int | None, folder: 
 
 def run_session(given: Sweep | Path, program: Sequence[str] = PROGRAM) -> int:
     """Make the runs of a sweep that have not ended; `given` is its plan, or the folder of one to resume. Return the
-    exit code, as `exit_code`. Raises UsageError where the folder is in use, or has another sweep."""
+    exit code: 0 where all runs have ended, 128 + N after signal N, else 1. Raises UsageError where the folder is in
+    use, or has another sweep."""
     folder = given if isinstance(given, Path) else given.folder
     if isinstance(given, Path):
         grid.open_sweep(given)  # before anything is written there
