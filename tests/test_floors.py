@@ -47,34 +47,34 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_251,
-    "asynchronous": 1_009,
-    "bench": 1_507,
-    "cli": 2_380,
+    ".": 3_279,
+    "asynchronous": 1_069,
+    "bench": 1_530,
+    "cli": 2_423,
     "collectives": 3_851,
-    "compute": 1_238,
-    "data": 6_000,
-    "elastic": 1_211,
+    "compute": 1_249,
+    "data": 6_438,
+    "elastic": 1_226,
     "engine": 559,
-    "foresight": 796,
+    "foresight": 798,
     "horovod": 995,
-    "lab": 460,
-    "measure": 1_425,
+    "lab": 464,
+    "measure": 1_444,
     "models": 776,
     "network": 1_720,
-    "optimizers": 513,
-    "papers": 647,
-    "plan": 3_489,
-    "reducer": 3_976,
-    "rules": 1_154,
+    "optimizers": 515,
+    "papers": 655,
+    "plan": 3_530,
+    "reducer": 3_998,
+    "rules": 1_165,
     "schedules": 1_656,
-    "step": 2_756,
-    "tensor_parallel": 1_011,
-    "testing": 1_627,
+    "step": 2_782,
+    "tensor_parallel": 1_012,
+    "testing": 1_658,
     "torch_backend": 1_970,
-    "training": 7_132,
+    "training": 7_209,
     "transports": 4_273,
-    "view": 953,
+    "view": 980,
     "wires": 279,
 }
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
@@ -96,7 +96,7 @@ SPLIT_LAYERS = {
 }
 """Definitions that only split layers use, beside FILES_OF_SPLIT_LAYERS: their planning."""
 
-MAX_LINES_OF_SPLIT_LAYERS = 1_483
+MAX_LINES_OF_SPLIT_LAYERS = 1_486
 """Lines of split layers with their planning."""
 
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
