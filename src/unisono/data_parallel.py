@@ -322,8 +322,10 @@ def _plan_by_prediction(model: torch.nn.Module, world: World, example: Example, 
 
 
 def prepare(model: torch.nn.Module) -> None:
-    """Raise UsageError for a model that cannot be made parallel; one whose parameters have changed since can be
-    again."""
+    """Raise UsageError for a model that cannot be made parallel.
+
+    A parallel model whose parameters have changed since can be made parallel again.
+    """
     if lazy := [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if is_lazy(tensor)]:
         raise UsageError(f"{lazy[0]} of a lazy module has no shape yet: make one forward pass before unisono.parallel")
     reducer = reducer_of(model)

@@ -148,8 +148,10 @@ def _allocates_pinned(kind: str) -> bool:
 
 
 def pinned(memory: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return host memory after registering it with a device, which can then copy beside other work; one that cannot
-    register memory copies while the host waits."""
+    """Return host memory after registering it with a device, which can then copy beside other work.
+
+    A device that cannot register memory copies it all the same, while the host waits.
+    """
     module = module_of(device)
     if not memory.nbytes:
         return memory

@@ -50,24 +50,31 @@ class CommunicatorPool(Closing):
 
     def worlds(self, count: int) -> list[World]:
         """Return the first `count` duplicates of the world; missing ones are created, by all ranks together."""
-        self.engine.grow("communication", count)
-        return self._extended(self._dups, self._world.dup, count, "dup")
+        if len(self._dups) < count:
+            self._extend(self._dups, self._world.dup, count, "dup")
+            self.engine.grow("communication", count)
+        return self._dups[:count]
 
     def part_worlds(self, partition: Partition, count: int) -> tuple[tuple[int, ...], list[World]]:
-        """Return this rank's group in a partition of all ranks, and the first `count` worlds of that group. Missing
-        ones are created, by all ranks together."""
-        first, worlds = self.worlds(1)[0], self._parts.setdefault(partition, [])
-        group = next(group for group in partition if first.rank in group)
-        return group, self._extended(worlds, partial(first.group_world, partition), count, "split")
+        """Return this rank's group in a partition of all ranks, and the first `count` worlds of that group.
 
-    def _extended(self, worlds: list[World], first: Callable[[], World], count: int, name: str) -> list[World]:
+        Missing ones are created, by all ranks together.
+        """
+        first = self.worlds(1)[0]
+        worlds = self._parts.setdefault(partition, [])
+        if len(worlds) < count:
+            self._extend(worlds, partial(first.group_world, partition), count, "split")
+        return next(group for group in partition if first.rank in group), worlds[:count]
+
+    def _extend(self, worlds: list[World], first: Callable[[], World], count: int, name: str) -> None:
+        """Create worlds up to `count`: the `first`, and duplicates of it."""
+
         def create() -> None:
             while len(worlds) < count:
                 worlds.append(worlds[0].dup() if worlds else first())
 
-        if len(worlds) < count:  # exclusive: other operations may use the first one
-            self.engine.carry_out(create, (), (self.exclusive(0),), name)
-        return worlds[:count]
+        # exclusive: other operations may use the first one
+        self.engine.carry_out(create, (), (self.exclusive(0),), name)
 
     def exclusive(self, communicator: int) -> ExclusiveVariable:
         """Return the variable that keeps the exchanges of a communicator in order."""
@@ -82,6 +89,7 @@ class CommunicatorPool(Closing):
         return self._registered
 
     def finish(self) -> None:
+        """Wait for the work under way of all users."""
         for user in list(self._users):
             user.finish()
 

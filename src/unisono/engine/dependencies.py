@@ -65,6 +65,7 @@ class ExclusiveVariable(Variable):
     """Variable that admits one operation at a time, in order. No failure is passed on: none needs another's result."""
 
     def leave(self, operation: PendingOperation, mutates: bool) -> None:
+        """Remove an admitted operation that is over."""
         super().leave(operation, mutates)
         self.failure = None
 
@@ -87,7 +88,8 @@ def enqueue(operation: PendingOperation) -> bool:
     """Queue the operation up at all its variables. Return True if it is ready."""
     for variable, mutates in operation.variables:
         variable.queue.append((operation, mutates))
-    _admit(operation)
+    admitted = _admit(operation)
+    assert all(each is operation for each in admitted), "all others that could be admitted have been"
     return not operation.open
 
 

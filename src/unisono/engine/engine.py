@@ -120,7 +120,8 @@ class ThreadPool:
     """Pool of `threads` threads that run submitted actions. The first submission starts them; they end with it."""
 
     def __init__(self, name: str, threads: int) -> None:
-        self._name, self._size = name, threads
+        self._name = name
+        self._size = threads
         self._queue: SimpleQueue[Action | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -132,6 +133,7 @@ class ThreadPool:
             self._start()
 
     def close(self) -> None:
+        """End the threads, once all submitted actions are done."""
         with self._lock:  # another thread may still be starting them, although its action is done
             _end(self._queue, len(self._threads))
             for thread in self._threads:
@@ -158,7 +160,8 @@ class Closing(ABC):
     """Object that its `with` block closes on success; after an error it is not closed, as work may never end."""
 
     @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Wait for the work under way, and end."""
 
     def __enter__(self) -> Self:
         return self
@@ -199,12 +202,16 @@ class Engine(Closing):
         about: Any = None,
     ) -> Handle:
         """Carry `action` out once earlier operations let it `read` and `mutate` these variables; return its handle.
-        `observe` is called with a span that carries `about`. Raises UsageError for a kind without threads."""
+
+        `observe` is called with a span that carries `about`. Raises UsageError for a kind for which the engine has no
+        threads.
+        """
         if kind not in self._pools:
             raise UsageError(f"the engine has no threads for {kind!r}; it has {', '.join(self._pools)}")
         return self._add(Handle(name or kind, read, mutate, action, kind, observe, about))
 
     def grow(self, kind: str, threads: int) -> None:
+        """Provide at least `threads` threads for a kind of work."""
         self._pools[kind].grow(threads)
 
     def carry_out(
@@ -216,8 +223,10 @@ class Engine(Closing):
         observe: Observe | None = None,
         about: Any = None,
     ) -> None:
-        """Carry `action` out in this thread, once earlier operations allow it, and return when it is over. Raises
-        OperationError when an operation that it needs has failed, and whatever `action` raises."""
+        """Carry `action` out in this thread, once earlier operations allow it, and return when it is over.
+
+        Raises OperationError when an operation that it needs has failed, and whatever `action` raises.
+        """
         handle = self._add(Handle(name, read, mutate, observe=observe, about=about))
         try:
             handle.may_run.wait()
@@ -232,8 +241,10 @@ class Engine(Closing):
         self.end(handle)
 
     def end(self, expected: Handle, error: BaseException | None = None) -> None:
-        """End an operation that the caller carries out, with its error if it failed. Do nothing if it is over already,
-        because one that it needs has failed."""
+        """End an operation that the caller carries out, with its error if it failed.
+
+        Do nothing if it is over already, because an operation that it needs has failed.
+        """
         with self._lock:
             if expected.ended:
                 return
@@ -246,7 +257,9 @@ class Engine(Closing):
 
     def wait(self, *variables: Variable, seconds: float | None = None) -> bool:
         """Wait until all operations pushed to mutate these variables are over, `seconds` at most; return True if so.
-        Raises OperationError when one of them, or one that they needed, has failed."""
+
+        Raises OperationError when one of them, or one that they needed, has failed.
+        """
         probe = Handle(f"a wait for {', '.join(variable.name for variable in variables)}", variables, ())
         probe.ended = True
         return self._add(probe).wait(seconds)
@@ -293,7 +306,8 @@ class Engine(Closing):
 
     def _report(self, handle: Handle, begin: float) -> None:
         if handle.observe is not None:
-            thread, now = threading.current_thread().name, time.perf_counter()
+            thread = threading.current_thread().name
+            now = time.perf_counter()
             handle.observe(OperationSpan(handle.name, handle.kind, thread, begin, now, handle.about))
 
     def _finish(self, handle: Handle) -> None:

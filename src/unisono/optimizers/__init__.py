@@ -41,8 +41,10 @@ def make_optimizer(
     betas: tuple[float, float] = (0.9, 0.999),
 ) -> torch.optim.Optimizer:
     """Return the optimizer of that name for a model's parameters. Those of one dimension have no weight decay.
-    `nesterov` is for "sgd", `betas` are for "adamw"; the momentum is the first beta of "lamb". Raises UsageError,
-    listing the names, for an unknown one."""
+    `nesterov` is for "sgd", `betas` are for "adamw"; the momentum is the first beta of "lamb".
+
+    Raises UsageError, listing the names, for an unknown one.
+    """
     kind: Callable[..., torch.optim.Optimizer] = OPTIMIZERS.load(name)
     options: dict[str, dict[str, Any]] = {
         "sgd": {"momentum": momentum, "nesterov": nesterov},

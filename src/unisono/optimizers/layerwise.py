@@ -109,6 +109,7 @@ class LARS(LayerwiseOptimizer):
         return gradient
 
     def scale(self, weights: float, direction: float, group: State) -> float:
+        """Return trust |w| / (|g| + decay |w|)."""
         factor: float = group["trust"] * weights / (direction + group["weight_decay"] * weights)
         return factor
 
@@ -150,4 +151,5 @@ class LAMB(LayerwiseOptimizer):
         return torch.view_as_complex(step) if is_complex else step
 
     def scale(self, weights: float, direction: float, _: State) -> float:
+        """Return |w| / |u|."""
         return weights / direction

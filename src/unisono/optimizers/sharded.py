@@ -46,6 +46,7 @@ ELEMENTWISE: tuple[type[torch.optim.Optimizer], ...] = (
 )
 """Optimizers of PyTorch that update each element by itself."""
 
+
 IN_SHARDS = (
     "the optimizer has this rank's shards of its state alone, and the world they were cut for was freed, or the model "
     "has another optimizer: make a new one, and load the state_dict() that this one gave before; in a loop of your own "
@@ -134,6 +135,7 @@ def part_of(optimizer: torch.optim.Optimizer, groups: Sequence[dict[str, Any]]) 
 
 
 def hooks_refused(optimizer: torch.optim.Optimizer) -> str:
+    """Return the message about an optimizer with hooks."""
     return (
         f"{type(optimizer).__name__} has hooks on its step, which would see no gradients: remove them, give each model "
         "its own optimizer, or use unisono.BSP()"
@@ -142,7 +144,9 @@ def hooks_refused(optimizer: torch.optim.Optimizer) -> str:
 
 class ShardedStep:
     """Step of an optimizer for one backward pass, with the options (learning rate) that it had when the step began.
-    `optimizer.state` is by Segment."""
+
+    `optimizer.state` has the state of each segment, by Segment.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
         self._optimizer, self._options = optimizer, options_of(optimizer)

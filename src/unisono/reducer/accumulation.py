@@ -29,7 +29,8 @@ class Accumulation:
         self._version = self._version_of_pass = self._weights_version()
         self.averages = True
         """True where the next backward pass averages the gradients."""
-        self.accumulated = False  # whether gradients of this rank have been, and were not averaged
+        self.accumulated = False
+        """True where gradients of this rank have been accumulated and not averaged."""
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -74,9 +75,12 @@ class Accumulation:
         self._summed = {index for index in self._summed if lies_in(parameters[index].grad, views[index])}
 
     def take_share(self, index: int, contributes: bool) -> bool:
-        """Make the sum of the last pass in a parameter's `.grad` this rank's share of it, before the next pass adds to
-        it. Return True where the rank contributes that share alone: it has no samples, but its weights are those of the
-        last pass."""
+        """Make the sum of the last pass in a parameter's `.grad` this rank's share of it. The gradient of the next pass
+        is about to be added, or there is none.
+
+        Return True where the rank contributes that share alone: it has no samples, but its weights are those of the
+        last pass.
+        """
         gradient = self._memory.parameters[index].grad
         if index in self._summed:
             self._summed.remove(index)

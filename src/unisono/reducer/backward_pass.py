@@ -34,6 +34,9 @@ from unisono.step.build import BUFFERS
 from unisono.step.play import Prepared
 from unisono.step.program import Task, weights
 
+TAKING = (*op.PACKING, op.UPDATE_LOCAL)
+"""Operations that take gradients from their parameters; without any of them, they stay there."""
+
 
 class BackwardPass:
     """Pass that has begun, and its place in the step program. `replica` is what the program's tasks act on."""
@@ -56,7 +59,7 @@ class BackwardPass:
         self._contributes = message.contributes
         self._takes = message.contributes or (programs.traits.state.differs and message.samples is None)
         operations = {prepared.task.operation for prepared in program}
-        self.releases = not operations.isdisjoint((*op.PACKING, op.UPDATE_LOCAL))
+        self.releases = not operations.isdisjoint(TAKING)
         """True where gradients leave their parameters, which get others in their place."""
         self._weight = replica.weight_of_ready(operations)
         self.ended = False
@@ -117,8 +120,10 @@ class BackwardPass:
             self._player.play(self._program[self._next - 1], self.replica)
 
     def add(self, index: int, gradient: torch.Tensor | None) -> None:
-        """Add a parameter's gradient; a second one (of another part of the backward pass) is added to the first. Raises
-        UsageError when the first was already submitted."""
+        """Add a parameter's gradient. A second one (of another part of the backward pass) is added to the first.
+
+        Raises UsageError when the first was already submitted.
+        """
         keys, gradients = self.replica.layout.keys_of[index], self.replica.gradients
         if index in gradients:
             before = gradients[index]
@@ -153,6 +158,7 @@ class BackwardPass:
             self._submitted.update(key for index in task.parameters for key in self.replica.layout.keys_of[index])
 
     def _add_postponed(self) -> None:
+        """Add the gradients that waited for the program's own hooks, which have run by now."""
         for index in self._postponed:
             self._take(index)
         self._postponed.clear()
@@ -246,13 +252,18 @@ class PassRunner:
 
     @property
     def awaits_step(self) -> bool:
+        """True where the program waits for the step of the user's optimizer."""
         return self.last is not None and self.last.awaits_step
 
     def finish_step(self) -> None:
-        """Run the tasks that follow the step of the user's optimizer, made or left out, if the program waits for it:
-        they average the weights, or update and gather shards. Raises the error that the ranks agree on: MismatchError
-        for a step in shards that only some have made."""
-        if (last := self.last) is None or not last.awaits_step:
+        """Run the tasks that follow the step of the user's optimizer, which has been made or left out, if the program
+        waits for it.
+
+        They average the weights, if the rule does so after this step, or update and gather shards. Raises the error
+        that the ranks agree on: MismatchError for a step in shards that only some have made.
+        """
+        last = self.last
+        if last is None or not last.awaits_step:
             return
         last.end_step()
         self.wait()
@@ -282,7 +293,7 @@ class PassRunner:
         self._control.check()
 
     def wait_for_all(self) -> None:
-        """Wait as `wait` does, also for exchanges that run beside later steps."""
+        """Wait until everything is finished, also exchanges that run beside later steps."""
         self.wait()
         self._programs.player.wait_over_steps()
 

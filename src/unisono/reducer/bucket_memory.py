@@ -9,7 +9,8 @@ Gradients on a device lie in memory like it on the device, as views, from and to
     the program's stream                                                                        └ next forward pass
 
 Where a rank is alone, or MPI moves the memory of the device (`collectives/direct.py`), sums stay there: a bucket is
-copied only where the host reads it.
+copied only where the host reads it. `record_progress` records where the program's stream is; `finish_copies` makes the
+host wait for copies of a bucket, `join` the program's stream for all work on the incoming one.
 
 Parameters of split layers are in parts: who holds the same part averages it. 4 ranks with own samples; layer A is split
 over the groups {0, 1} and {2, 3}, layer B over none:
@@ -17,6 +18,9 @@ over the groups {0, 1} and {2, 3}, layer B over none:
     rank        0    1    2    3          summed over               weight of a rank
     A           a0   a1   a0   a1         {0, 2} and {1, 3}         samples of its group / samples of all
     B           b    b    b    b          all four                  samples of the rank / samples of all
+
+The gradient of a part is a mean over the samples of the group, by which its layers weigh the losses of its ranks
+(`tensor_parallel/layouts.py`).
 """
 
 from __future__ import annotations
@@ -101,6 +105,9 @@ class BucketPiece(NamedTuple):
     """Its elements in the parameter, in the order of the parameter's memory."""
 
 
+FREED_BYTES = (32 << 20) - (64 << 10)
+"""Bytes of the largest block by which glibc adapts: those as large or smaller are not returned when they are freed."""
+
 LATEST = 0
 """Key of the newest mark, whichever bucket it was made for."""
 
@@ -112,6 +119,7 @@ class BucketCopies:
         """Allocate memory on the device like the host's; `stays`: no sum needs the host."""
         self._stays = stays
         self.flat = {kind: torch.zeros_like(memory, device=device) for kind, memory in host.items()}
+        """Memory on the device, by kind."""
         for memory in host.values():
             pinned(memory, device)
             weakref.finalize(self, unpin, memory, device).atexit = False
@@ -222,9 +230,9 @@ class BucketMemory:
         if device.type != "cpu":
             self.copies = BucketCopies(device, self._flat, world.device_transports(device).stays)
         else:
-            # the largest block to which glibc adapts when it is freed: it keeps twice as much from then on, else the
+            # glibc keeps up to 64 MB of freed memory once a program has freed a tensor of half as much: else the
             # gradients of each step have new pages, each of which costs the kernel a microsecond or two
-            torch.empty((32 << 20) - (64 << 10), dtype=torch.uint8, device="cpu")
+            torch.empty(FREED_BYTES, dtype=torch.uint8, device="cpu")
         self._gradients = self._flat if self.copies is None else self.copies.flat  # where gradients lie
         self.views: list[torch.Tensor] = []
         """Gradient of each parameter, with the parameter's shape and strides."""
@@ -239,10 +247,12 @@ class BucketMemory:
 
     def lay_out(self, order: Sequence[int], largest: int, sequence: Sequence[int] = (), end_ratio: int = 1) -> None:
         """Give every gradient a new place, for buckets that are sent in the order `sequence` (empty: as they fill).
+
         Earlier contents are lost, but those that are gradients of parameters: averages move with their places."""
-        averages = {
-            index: view.clone() for index, view in enumerate(self.views) if lies_in(self.parameters[index].grad, view)
-        }
+        averages = {}
+        for index, view in enumerate(self.views):
+            if lies_in(self.parameters[index].grad, view):
+                averages[index] = view.clone()
         for key in self.keys:
             self._finish_copies(key)
         for flat in (*self._flat.values(), *self._gradients.values()):
@@ -253,13 +263,12 @@ class BucketMemory:
         self.buckets = tuple(map(self._bucket_of, self._places))
         keys = {index: key for key, index in enumerate(sequence, 1)}
         self.filled = tuple(keys[index] for index in range(len(slices)))
-        self.views = []
-        for index, (parameter, (length, _), kind) in enumerate(
-            zip(self.parameters, self._kinds, self._memories, strict=True)
-        ):
-            flat = self._gradients[kind][self.starts[index] : self.starts[index] + length]
-            elements = torch.view_as_complex(flat.view(-1, 2)) if parameter.is_complex() else flat
-            self.views.append(elements.as_strided(parameter.shape, self.strides[index]))
+        self.views = [
+            _view(self._gradients[kind][start : start + length], parameter, strides)
+            for parameter, strides, (length, _), kind, start in zip(
+                self.parameters, self.strides, self._kinds, self._memories, self.starts, strict=True
+            )
+        ]
         for index, average in averages.items():
             self.parameters[index].grad = self.views[index].copy_(average).detach()
         self._pieces = [[self._piece_of(index, place) for index in place.parameters] for place in self._places]
@@ -315,6 +324,7 @@ class BucketMemory:
         return dict(zip(ends, present.tolist(), strict=True))
 
     def pieces(self, key: int) -> Sequence[BucketPiece]:
+        """Return the piece of each parameter in a bucket."""
         return self._pieces[key - 1]
 
     def arrivals(self, key: int) -> Iterator[torch.Tensor]:
@@ -479,3 +489,9 @@ def distinct(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is not torch.strided:
         return tensor
     return tensor[tuple(slice(None if stride else 1) for stride in tensor.stride())]
+
+
+def _view(flat: torch.Tensor, parameter: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """Return `flat` as a tensor like a parameter, with these strides."""
+    elements = torch.view_as_complex(flat.view(-1, 2)) if parameter.is_complex() else flat
+    return elements.as_strided(parameter.shape, strides)

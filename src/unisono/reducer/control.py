@@ -102,8 +102,10 @@ class ControlResult:
         )
 
     def warning(self, before: bool) -> str | None:
-        """Return the warning where no rank gave its samples although they seem to differ, or did so `before`; else
-        None."""
+        """Return the warning where no rank gave its samples although they seem to differ; else None.
+
+        `before`: True where ranks gave samples for an earlier average.
+        """
         if self.samples_given or len(self.without_samples) < 2 or not (self.uneven or before):
             return None
         reason = (
@@ -241,8 +243,10 @@ class StepControl:
         self.samples = (self.samples or 0.0) + samples
 
     def record_input(self, first: torch.Tensor | None) -> bool:
-        """Record the first input of a forward pass, for the warning. Return True for the first pass since the last
-        average."""
+        """Record the first input of a forward pass, whose first dimension is compared where no samples are given.
+
+        Return True for the first forward pass since the last average.
+        """
         began = self._first_dimension is None
         self._first_dimension = first.size(0) if first is not None and first.dim() else 1
         return began

@@ -64,8 +64,10 @@ class Attachment:
         self.reducer = reducer
 
     def __call__(self, model: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Look for new parameters, and pass the first input to the reducer, which uses it for a warning only. Nothing
-        is done in compiled code, in a recomputation, or where gradients are disabled."""
+        """Look for new parameters, and pass the first input to the reducer, which uses it for a warning only.
+
+        Nothing is done in compiled code, in a recomputation, or where gradients are disabled.
+        """
         if torch.compiler.is_compiling() or self.reducer is None or not torch.is_grad_enabled():
             return
         if torch._C._current_graph_task_id() == -1:
@@ -77,9 +79,11 @@ class Attachment:
 
 
 def attach(model: torch.nn.Module, reducer: Reducer) -> RemovableHandle:
+    """Link a model to its Reducer. Return the handle of the hook that looks at each forward pass."""
     attachment = Attachment(reducer)
+    handle = model.register_forward_pre_hook(attachment, with_kwargs=True)
     setattr(model, ATTRIBUTE, attachment)
-    return model.register_forward_pre_hook(attachment, with_kwargs=True)
+    return handle
 
 
 def reducer_of(model: torch.nn.Module) -> Reducer | None:
@@ -104,14 +108,17 @@ class WaitOnAccess(dict[str, Any]):
         super().__setitem__(name, value)
 
     def get(self, name: str, default: Any = None) -> Any:
+        """Return the value of that name, up to date."""
         self.wait_for(super().get(name, default))
         return super().get(name, default)
 
     def items(self) -> Any:
+        """Return all items, up to date."""
         self.values()
         return super().items()
 
     def values(self) -> Any:
+        """Return all values, up to date."""
         for value in super().values():
             self.wait_for(value)
         return super().values()

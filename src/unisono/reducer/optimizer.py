@@ -6,7 +6,8 @@ In parts, each runs as soon as its gradients are ready, from a `Trainer`:
     part of bucket   group 0:    w1       group 1: w3            the same class, options and state, of fewer parameters
 
 PyTorch's optimizers and those in `optimizers/` update each parameter independently, so the parts together equal the
-whole step, bit for bit. Any other, or one with hooks, makes its whole step when all gradients are ready.
+whole step, bit for bit. Any other optimizer, or one with hooks, makes its whole step when all gradients are ready, and
+the main thread waits for it. LBFGS evaluates the loss several times in a step, which is not supported.
 
 In shards, each rank keeps the state of its shards alone, and the step follows a sum in shards:
 
@@ -57,13 +58,16 @@ from unisono.reducer.replica import ModelReplica, ShardedReplica
 from unisono.reducer.scattered_gradient import GradientUse, scatter, use_of
 from unisono.step.layout import Updates
 
+PER_PARAMETER_MODULES = ("torch.optim.", "unisono.optimizers.")
+"""Module prefixes of the optimizers that update each parameter independently."""
+
 
 class SplitStep:
     """Step of an optimizer, with the options (learning rate) it had when it began. Later changes have no effect."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._optimizer, self._parameters = optimizer, parameters
-        per_parameter = type(optimizer).__module__.startswith(("torch.optim.", "unisono.optimizers."))
+        per_parameter = type(optimizer).__module__.startswith(PER_PARAMETER_MODULES)
         splits = per_parameter and not is_patched(optimizer) and not has_hooks(optimizer)
         self.updates = Updates.PARTS if splits else Updates.WHOLE
         """PARTS where the step is made in parts, which need not be waited for; else WHOLE."""
@@ -101,7 +105,10 @@ class BucketedOptimizer:
             setattr(optimizer, name, waiting)
 
     def begin(self) -> SplitStep:
-        """Return the step that begins. Raises UsageError for a trainable parameter whose gradients are not averaged."""
+        """Return the step that begins.
+
+        Raises UsageError for a trainable parameter of the optimizer whose gradients are not averaged.
+        """
         begin_step(self._optimizer, self._known)
         return SplitStep(self._optimizer, self._parameters)
 
@@ -154,8 +161,9 @@ class ShardedOptimizer:
         names: Sequence[str],
         own_loop: bool,
     ) -> None:
-        """Take the optimizer over, on all ranks together. With `own_loop` its step is made when the program calls it.
-        Raises UsageError for one that cannot be stepped in shards, and for one that has been."""
+        """Take the optimizer over, on all ranks together; `names` are the parameters'. With `own_loop` its step is made
+        when the program calls it. Raises UsageError for one that cannot be stepped in shards, and for one that has
+        been."""
         check_optimizer(optimizer)
         self.optimizer, self._programs, self._runner, self._names = optimizer, programs, runner, names
         self._memory, self._collectives = programs.memory, programs.collectives

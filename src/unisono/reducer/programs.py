@@ -78,8 +78,10 @@ class Programs:
     # Setting
 
     def next_step(self, deferred: bool) -> bool:
-        """Adopt what has been found for the coming step; `deferred` is that of `Tuning`. Return True where the buckets
-        have changed."""
+        """Adopt what has been found for the coming step. Return True where the buckets have changed.
+
+        `deferred`: True where parameters are waited for when they are needed.
+        """
         self.memory.record_progress()
         if changed := self.tuning.next_step(deferred):
             self._adopt()
@@ -116,8 +118,10 @@ class Programs:
         return {"cycle": list(self.traits.cycle), "first": self.first, "kept": self.rule_memory.segments()}
 
     def resume(self, step: int, rule_state: dict[str, Any] | None = None) -> None:
-        """Continue after `step` steps, with the state of this rank. Without one, or where the rule has another period
-        now, a period begins; then no change is in flight."""
+        """Continue after `step` steps, of which a rule's program depends on the number, with the state of this rank.
+
+        Without a state, or where the rule has another period now, a period begins; then no change is in flight.
+        """
         self.step, has_anchor = step, self.traits.state.has_anchor
         if rule_state is None:
             self.first = step if has_anchor else 0

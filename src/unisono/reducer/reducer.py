@@ -159,8 +159,10 @@ class Reducer:
             self._step = None
 
     def synchronize(self) -> None:
-        """Average the gradients over all ranks, in place of a backward pass: those accumulated since the last average.
-        Without any and without samples the weight of this rank is 0."""
+        """Average the gradients over all ranks. A rank that has no backward pass in a step calls this in its place.
+
+        It contributes what it has accumulated since the last average. Without that and without samples its weight is 0.
+        """
         self.accumulation.forget_replaced()
         begun = self._begin(absent=self.control.samples is None and not self.accumulation.has_gradients())
         try:
@@ -201,8 +203,11 @@ class Reducer:
             self.sharded.lay_out()
 
     def shard(self, optimizer: torch.optim.Optimizer, own_loop: bool) -> None:
-        """Let the optimizer keep the state of this rank's shards alone, as `ShardedOptimizer` does. Called by all ranks
-        together."""
+        """Let the optimizer keep the state of this rank's shards alone. Called by all ranks together.
+
+        With `own_loop` its step is made when the program calls it. Raises UsageError for an optimizer that cannot be
+        stepped in shards.
+        """
         if self.sharded is not None:
             if self.sharded.optimizer is optimizer:
                 return

@@ -77,7 +77,7 @@ class ModelReplica:
         self.pack_weights, self.unpack_weights = memory.pack_weights, memory.unpack_weights
 
     def discard(self) -> None:
-        """Let running tasks set no gradient from here on."""
+        """Discard the pass: running tasks set no gradient from here on."""
         with self.lock:
             self.discarded = True
 
@@ -174,8 +174,10 @@ class ModelReplica:
                     gradients[index] = None
 
     def set_grads(self, key: int) -> None:
-        """Make a bucket's sums the gradients of its parameters, None where no rank has one. A parameter that is cut
-        gets its gradient with its last part; on several communicators that is any of them."""
+        """Make a bucket's sums the gradients of its parameters. A parameter without a gradient on any rank gets None.
+
+        A parameter that is cut gets its gradient with its last part; on several communicators that is any of them.
+        """
         present = self.memory.present(key)
         if self._exact is not None:
             self._exact.decode(key, 0, len(self.sums(key)))
@@ -228,6 +230,7 @@ class ModelReplica:
     # Buffers
 
     def copy_buffers(self) -> None:
+        """Copy the model's buffers to the memory they are sent from."""
         with self.memory.incoming(marked=True):
             self._buffers.pack()
 
@@ -263,6 +266,7 @@ class ShardedReplica(ModelReplica):
         return None if self._result is None else self._result.error(names)
 
     def pack(self, key: int, scaled: bool = True) -> None:
+        """Write gradients into a bucket, and record which there are."""
         kept = {index: gradient for _, kept in self._shares for index, gradient in kept.items() if gradient is not None}
         self.shards.set_presence(key, self.gradients | kept)
         super().pack(key, scaled)
@@ -284,8 +288,11 @@ class ShardedReplica(ModelReplica):
         self.shards.update(key)
 
     def unpack_shards(self, key: int) -> None:
-        """Copy a bucket of gathered weights to its parameters. Where this rank's program has left out the optimizer's
-        step, it may be in the next backward pass, which takes no notice of the copy."""
+        """Copy a bucket of gathered weights to its parameters.
+
+        Where this rank's program has left out the optimizer's step, it may be in the backward pass of the next one,
+        which takes no notice of the copy.
+        """
         with self.lock:
             if self.discarded:
                 return

@@ -54,12 +54,15 @@ class ScatteredGradient(torch.Tensor):
         return f"ScatteredGradient({tuple(self.shape)})"
 
     def data_ptr(self) -> int:
+        """Return 0: there is no memory."""
         return 0
 
     def untyped_storage(self) -> Any:
+        """Raise UsageError."""
         raise self._refused("untyped_storage()")
 
     def share_memory_(self) -> ScatteredGradient:
+        """Return the placeholder: there is no memory."""
         return self
 
     @property

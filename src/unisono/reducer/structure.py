@@ -73,7 +73,9 @@ class Structure:
         for name, parameter in zip(names, parameters, strict=True):
             if id(parameter) not in self._known and isinstance(parameter, torch.nn.Parameter):
                 return name
-        if all(isinstance(parameter, torch.nn.Parameter) for parameter in parameters):  # `functional_call` lends others
+        if all(
+            isinstance(parameter, torch.nn.Parameter) for parameter in parameters
+        ):  # else `functional_call` lends others
             self._remember(model)
         return None
 

@@ -9,8 +9,12 @@
     from then on the one predicted to be best, unless another was clearly faster; the simplest one where trials
                 decide nothing, as when other processes take the cores      plan/trials.py, processor.py
 
-Options that are given are not searched. All ranks see the same numbers, so they make the same plan. Where the ranks of
-one node compute on all of its cores, "none" is tried first, and is the simplest one.
+Where the ranks of one node compute on all of its cores, collectives have none of their own: "none" is then tried first,
+and is the simplest one.
+
+Options that are given are not searched. All ranks see the same numbers, so they make the same plan.
+
+The times of steps, of this rank and as means over ranks, are those of `StepTimes`.
 """
 
 from __future__ import annotations
@@ -88,6 +92,7 @@ class StepTimes:
         self.needed[index] = self.needed[index] or self._clock() - self._began
 
     def record_ready(self, index: int) -> None:
+        """Record that a parameter's gradient is ready."""
         self.ready[index] = self.last_ready = self._clock() - self._began
 
     def add_waiting(self, since: float) -> None:
@@ -170,8 +175,10 @@ class Tuning:
         return None if self.choice is None else self.choice.candidate
 
     def next_step(self, deferred: bool) -> bool:
-        """Begin a step, while nothing is running. Return True where there is another setting from here on. `deferred`:
-        True where parameters are waited for when they are needed."""
+        """Begin a step, while nothing is running. Return True where there is another setting from here on.
+
+        `deferred`: True where parameters are waited for when they are needed.
+        """
         if self.finished:
             return False
         self._deferred = deferred

@@ -6,7 +6,9 @@ any number of ranks, which compute the shares one after another (`docs/exact_sum
     rank 1   shares 2 3 4     3      24 to 31, seed of share 3       forward, backward, its gradients are kept
     rank 2   shares 5 6 7     2      16 to 23, seed of share 2       forward, backward, whose program sums all of them
 
-Before each share the buffers (running means) are those from before the step. Those of share 0 stay, if it has samples.
+Before each share the buffers (running means) are those from before the step. Those of share 0 stay, which rank 0 has
+computed last and sends to all ranks; without samples in it, those from before the step.
+
 A rank keeps the gradients of its shares until a bucket's exponents are agreed: V / p times the memory of one.
 """
 
@@ -30,6 +32,8 @@ from unisono.transports.exact import Gradients
 
 BufferCopies = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """BufferCopies of a model, each with a copy."""
+
+NONDETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
 @dataclass(eq=False)
@@ -179,7 +183,7 @@ def name_nondeterministic() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if (match := re.search(r"(\S+) does not have a deterministic implementation", str(error))) is None:
+        if (match := NONDETERMINISTIC.search(str(error))) is None:
             raise
         raise UsageError(
             f"virtual ranks promise the same bits in each run, and {match[1]} is not deterministic: replace it in the "

@@ -155,7 +155,10 @@ class ModelWeights:
     def centre(
         self, centre: Mapping[int, torch.Tensor], buffers: torch.Tensor | None, wait: bool = True
     ) -> Iterator[None]:
-        """Give the model the weights and buffers of a centre within the block; `wait` for pending work first."""
+        """Give the model the weights and buffers of a centre within the block; `wait` for pending work first.
+
+        No pass may be running.
+        """
         if wait:
             self._wait()
         saved_weights, slots = {key: self._memory.read_weights(key) for key in centre}, self._buffers.slots

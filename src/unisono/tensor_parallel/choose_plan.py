@@ -214,8 +214,10 @@ def split_model_of(
 
 
 def facts_of(model: nn.Module, layers: Iterable[TracedLayer], once: Set[str], ranks: int) -> tuple[LayerFacts, ...]:
-    """Return the facts of a model's traced layers. Those stay whole that some rank has not called `once`, or whose
-    parameters something else has read."""
+    """Return the facts of a model's traced layers.
+
+    `once` has the modules that every rank called once, and whose parameters nothing else read: others stay whole.
+    """
     modules, pairs = dict(model.named_modules()), pairs_of(model, once)
     uses = Counter(id(weight) for module in modules.values() for weight in module.parameters(recurse=False))
     sizes, facts = [size for size in range(2, ranks + 1) if ranks % size == 0], list[LayerFacts]()
@@ -231,8 +233,10 @@ def facts_of(model: nn.Module, layers: Iterable[TracedLayer], once: Set[str], ra
 
 
 def pairs_of(model: nn.Module, once: Set[str]) -> dict[str, str]:
-    """Return the name of the second layer of each pair, by that of the first. A layer may be in two; one that a forward
-    pass does not call `once`, by its own name, is in none."""
+    """Return the name of the second layer of each pair, by that of the first. A layer may be in two.
+
+    `once` has the modules that a forward pass calls once, by their own names: others are in no pair.
+    """
     pairs = dict[str, str]()
     for name, module in model.named_modules():
         if type(module) is not nn.Sequential or name not in once or module._forward_hooks:

@@ -17,7 +17,8 @@ A dropout's random numbers follow from (seed, step, sample, layer), whatever the
     sample 5 of a step, dropout layer 2, 8 features       mask 1 0 1 1 0 1 1 1
     the same, features split over 2 ranks                 rank 0: 1 0 1 1      rank 1: 0 1 1 1
 
-Every rank draws the numbers of whole samples and takes its part. A layer that is called again in a step draws the same.
+A sample has its number in the batch of all ranks, so the same sample gets the same mask on any rank. Every rank draws
+the numbers of whole samples and takes its part. A layer that is called again in a step draws the same numbers again.
 """
 
 from __future__ import annotations
@@ -206,8 +207,10 @@ KINDS: Mapping[tuple[type[nn.Module], str], type[ParallelLayer]] = {
 
 
 def parts_of(layer: nn.Module, split: Split, member: int) -> dict[str, WeightPart]:
-    """Return the parts of a whole layer's parameters that a member of a group holds. Pure: for any number of ranks. A
-    bias is whole where the sum of the ranks' products is."""
+    """Return the parts of a whole layer's parameters that a member of a group holds. Pure: for any number of ranks.
+
+    A bias is whole where the sum of the ranks' products is.
+    """
     cuts = {"weight": KINDS[type(layer), split.how].dim}
     cuts |= {"bias": 0} if split.how == COLUMN or split.gives == PART else {}
     own = dict(layer.named_parameters(recurse=False))

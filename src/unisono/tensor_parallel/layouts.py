@@ -17,9 +17,11 @@ the layout behind it, sends each rank its block, and joins along that of the lay
     part ─▶ whole     join features: all-gather       partial ─▶ part  cut features: reduce-scatter
 
 Backward, cut and join change places. m is the largest b of the group; ranks with fewer samples repeat one, whose
-gradients are zeros. A loss is a mean over its rank's own samples: so gradients are multiplied by the rank's share of
-the group's samples where they enter the group, and divided by it where they leave. Ranks tell each other their samples
-once for each average, since programs may declare them behind the forward pass.
+gradients are zeros. `plan/split.py` has the bytes that are sent.
+
+A loss is a mean over its rank's own samples. So gradients are multiplied by the rank's share of the group's samples
+where they enter the group, and divided by it where they leave. Ranks tell each other their samples once for each
+average, since programs may declare them behind the forward pass.
 """
 
 from __future__ import annotations
@@ -104,8 +106,10 @@ class GroupLink:
 
 
 def exchange(x: Tensor, group: World, cut: int | None, join: int | None) -> Tensor:
-    """Send each rank its block of `x` along the dimension `cut`, or all of it for None. Return what comes from all
-    ranks, in their order along the dimension `join`; None: their sum."""
+    """Send each rank its block of `x` along the dimension `cut`, or all of it; None: nothing is cut.
+
+    Return what comes from all ranks, in their order along the dimension `join`; None: their sum.
+    """
     if cut is None:
         blocks = group.all_gather(x.contiguous(), x.new_empty((group.size, *x.shape)))
     elif cut == SAMPLES:
@@ -141,9 +145,11 @@ class _LayoutChange(torch.autograd.Function):
 
 @torch._disable_dynamo  # type: ignore[attr-defined]
 def change_layout(x: Tensor, link: GroupLink, before: str, after: str, dim: int = -1) -> Tensor:
-    """Return an activation in another layout; `dim` is the dimension of its features. Own samples are sent with
-    repetitions of the first, as many as the member with the most has, and given without. What several layers gather, as
-    query, key and value do, is gathered once."""
+    """Return an activation in another layout; `dim` is the dimension of its features.
+
+    From own samples each rank sends as many as the member with the most, and repeats its first; own ones are given
+    without repetitions. Own samples that several layers gather, as query, key and value do, are gathered once.
+    """
     if before == after:
         return x
     own, version = x, None if x.is_inference() else x._version  # by which a change would show
