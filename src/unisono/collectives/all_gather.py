@@ -9,8 +9,14 @@
 
 Bytes sent by each rank: at least n(p-1)/p. The schedule determines the number of rounds.
 
-`all_gather_v` takes tensors of different sizes, in one round: each rank sends its own p-1 times. On one node it writes
-its own once, into shared memory.
+`all_gather_v` takes tensors of different sizes. 3 ranks, of lengths 1, 3 and 2:
+
+    rank 0   a            parts of every rank   a | b b b | c c
+    rank 1   b b b
+    rank 2   c c
+
+Rounds: 1. Each rank receives the bytes of all other ranks and sends its own p-1 times. On one node it writes its own
+once, into shared memory.
 """
 
 from __future__ import annotations
@@ -87,7 +93,8 @@ def all_gather(
 def all_gather_v(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
     """Fill parts[r] with the `tensor` of rank r, on every rank. All ranks must know all lengths. Any shape and stride.
 
-    Raises TensorError for parts that do not fit, MismatchError on every rank when ranks disagree about the lengths.
+    Raises TensorError unless there is one part per rank, all of the tensor's dtype, and this rank's own part is as
+    long as the tensor. Raises MismatchError on every rank when ranks disagree about the lengths.
     """
     if is_on_device(tensor, *parts):
         on_host(group, "all_gather_v", (tensor, *parts), parts, lambda shard, *outs: all_gather_v(group, shard, outs))

@@ -10,10 +10,16 @@ it.
 Equal parts: 1 round of the schedule `direct`; n(p-1)/p bytes sent by each rank. Short ones between nodes are handed on
 in few messages (`circulant`).
 
-`all_to_all_v` takes parts of any length: if rank 0 sends 5 elements to rank 2, its sends[2] has 5, and rank 2's
-receives[0] has 5. 1 round: within one node through shared memory (`transports/fused.py`), between nodes as messages
-in pieces (`transports/messages.py`). Rank r begins with rank r+1, so that no rank is the first destination of all
-others.
+`all_to_all_v` takes parts of any length; ab is as long as rank a and rank b have agreed:
+
+              sends       receives          lengths, for example
+    rank 0    00 01 02    00 10 20          rank 0 sends 5 elements to rank 2: its sends[2] has 5,
+    rank 1    10 11 12    01 11 21          and rank 2's receives[0] has 5
+    rank 2    20 21 22    02 12 22
+
+Rounds: 1. Bytes sent by each rank: its parts for the others, once. Within one node they go through shared memory
+(`transports/fused.py`), between nodes as messages in pieces (`transports/messages.py`). Rank r begins with rank r+1,
+so that no rank is the first destination of all others.
 """
 
 from __future__ import annotations
@@ -42,7 +48,8 @@ def all_to_all(
 ) -> torch.Tensor:
     """Send chunk d of `tensor` to rank d; return the received chunks in `out` or a new tensor, as `World.all_to_all`.
 
-    Raises TensorError if `out` does not fit, or shares memory with `tensor`.
+    `out` has the same dtype and number of elements as `tensor`, and shares no memory with it. Raises TensorError if it
+    does not fit.
     """
     if not isinstance(tensor, torch.Tensor):
         check_tensors(group, "all_to_all", tensor)
@@ -80,7 +87,9 @@ def all_to_all(
 def all_to_all_v(group: Group, sends: Sequence[torch.Tensor], receives: Sequence[torch.Tensor]) -> None:
     """Send sends[d] to rank d, and fill receives[s] with the tensor from rank s. One dtype, any shape and stride.
 
-    Errors are those of `World.all_to_all_v`; sends[r] and receives[r] of rank r may be the same memory, no others.
+    On rank r, sends[r] and receives[r] may be the same memory. Raises TensorError unless both lists hold one tensor per
+    rank, all of one dtype, and where other tensors share memory. Raises MismatchError on every rank, naming both
+    lengths, when a rank sends another length than the receiver expects.
     """
     if is_on_device(*sends, *receives):
         both, ends = (*sends, *receives), len(sends)
@@ -131,8 +140,8 @@ def gather(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor] | N
     """Fill parts[r] on the root with the `tensor` of rank r. Only the root reads `parts`. Any shape and stride.
     The root's own part may be its `tensor`.
 
-    Raises UsageError for a root that is no rank, TensorError unless there is one part per rank, all of the tensor's
-    dtype, and MismatchError on every rank when a part does not fit the tensor sent to it.
+    Raises UsageError for a root that is not a rank, TensorError unless there is one part per rank, all of the tensor's
+    dtype, and MismatchError on every rank, naming both lengths, when a part does not fit the tensor sent to it.
     """
     at_root = (parts or ()) if group.rank == root else ()
     with Checks(group, "gather"):

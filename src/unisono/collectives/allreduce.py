@@ -95,8 +95,8 @@ def _start_first(
 
 
 def _sums_what_it_sees(group: Group, tensor: torch.Tensor) -> bool:
-    """Return True where a rank has all ranks' numbers for a chunk, and needs no common exponent: on one node, and for
-    short tensors through sockets."""
+    """Return True where a rank has the numbers of all ranks for a chunk, and sums them exactly without an exponent that
+    all agree on: on one node, and of short tensors through sockets."""
     if group.size == 1 or not tensor.is_cpu or tensor.dtype not in FORMATS or tensor.numel() == 0:
         return False
     if group.uses_shared_memory(call_of("an exact sum")):

@@ -42,19 +42,28 @@ VARIABLE = "UNISONO_DEVICE_TRANSPORT"
 
 STAGED, DIRECT = "staged", "direct"
 
-PROBE_BYTES = 8 << 20  # bytes of the sum by which transports are tried
-HIERARCHICAL = "hierarchical"  # the one schedule that is asked for by name whose rounds a backend carries out
+PROBE_BYTES = 8 << 20
+"""Bytes of the sum by which transports are tried."""
+
+HIERARCHICAL = "hierarchical"
+"""Schedule whose rounds a backend within nodes carries out; no other that is asked for by name."""
+
 OPS = {"sum": "SUM", "product": "PRODUCT", "minimum": "MIN", "maximum": "MAX"}
+"""PyTorch's names of the ops that backends of devices know."""
+
 DTYPES = {*HALF_DTYPES, torch.float32, torch.float64, torch.int32, torch.int64, torch.int8, torch.uint8}
-"""Ops, with PyTorch's names, and dtypes that backends of devices know."""
+"""Dtypes that they know."""
 
 
 class Transports(NamedTuple):
     """Transports of the sums of one kind of device."""
 
-    moves: bool  # True where MPI moves the memory of the device, faster than by copies in the host's
-    backend: str = ""  # name of PyTorch's backend, where sums by it within nodes are fastest
-    why_not: str = ""  # reason for which a backend that is there was not tried
+    moves: bool
+    """True where MPI moves the memory of the device, faster than by copies in the host's."""
+    backend: str = ""
+    """Name of PyTorch's backend, where sums by it within nodes are fastest."""
+    why_not: str = ""
+    """Reason for which a backend that is there was not tried."""
 
     @property
     def stays(self) -> bool:
@@ -73,12 +82,16 @@ class Transports(NamedTuple):
         return f"sums {ways}{f' ({self.why_not})' if self.why_not else ''}"
 
 
-ALONE = Transports(moves=True)  # transports of one rank, whose sums need none
+ALONE = Transports(moves=True)
+"""Transports of one rank, whose sums need none."""
 
 
 def transports_of(group: Group, device: torch.device, allreduce: Allreduce) -> Transports:
-    """Return how sums of a kind of device travel. Called by all ranks together: the first call tries what is there,
-    unless rank 0's environment asks for one. Raises UsageError on all ranks for one that is not there."""
+    """Return how sums of a kind of device travel. Called by all ranks together.
+
+    The first call for a kind of device tries what is there, unless rank 0's environment asks for one. Raises UsageError
+    on all ranks for one that is not there.
+    """
     if device.type not in group.transports_of_devices:
         group.transports_of_devices[device.type] = _try(group, device, allreduce)
     return group.transports_of_devices[device.type]  # type: ignore[no-any-return]

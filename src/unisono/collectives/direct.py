@@ -1,7 +1,11 @@
 """Collectives of memory on a device, which a CUDA-aware MPI library moves as it is; the device computes the sums.
 
-Any schedule is played on it (`transports/player.py`): SEND and RECEIVE on the payload's own memory, ADD by way of a
-landing buffer on the device, which sums in the order of the ranks, in float32 or wider. `auto` takes `direct`
+Any schedule is played on it, by the player of messages (`transports/player.py`):
+
+    SEND, RECEIVE   the payload's own memory
+    ADD             into a landing buffer on the device, which sums in the order of the ranks, in float32 or wider
+
+`auto` takes `direct`: 2 rounds, 2n(p-1)/p bytes sent by each rank, half as many with a wire of 16 bits
 (`docs/devices.md`).
 
 The library knows no streams: the host waits for the device before each round, and for the messages before each sum.
@@ -35,14 +39,20 @@ from unisono.transports.arithmetic import HALF_DTYPES, TORCH_OPS, Float32Arithme
 from unisono.transports.messages import tag_of, wait_until
 from unisono.transports.player import TICKET_SPREAD, Completion, Move, Rounds, play
 
-WIRE_DTYPES = {None: None, "float16": torch.float16, "bfloat16": torch.bfloat16}  # None for the tensor's own
+WIRE_DTYPES = {None: None, "float16": torch.float16, "bfloat16": torch.bfloat16}
+"""Dtypes in which numbers travel, by wire; None for the tensor's own."""
 
 MIN_DIRECT_BYTES = 4 << 20
 """Smallest tensor that is summed on the device, in bytes: a message of a device's memory takes hundreds of us."""
 
-ASA = "direct"  # schedule of Theano-MPI's ASA
-PIECE_BYTES = 32 << 20  # largest chunk of a piece, in bytes: landing memory is that of the pieces in flight
-IN_FLIGHT = 2  # pieces of a payload that are under way at once
+ASA = "direct"
+"""Schedule of Theano-MPI's ASA."""
+
+PIECE_BYTES = 32 << 20
+"""Largest chunk of a piece, in bytes: landing memory is that of the pieces in flight."""
+
+IN_FLIGHT = 2
+"""Pieces of a payload that are under way at once."""
 
 
 def mpi_reports_gpu_support() -> bool:
@@ -64,7 +74,10 @@ def allreduce_direct(
 
 
 def reduce_scatter_direct(group: Group, tensor: torch.Tensor, part: torch.Tensor, op: str) -> None:
-    """Reduce `tensor` over all ranks by `op`; rank r's `part` receives the r-th equal part, and may lie there."""
+    """Reduce `tensor` over all ranks by `op`; `part` of rank r receives the r-th of its equal parts.
+
+    Raises TensorError where `part` shares memory with `tensor` in any other place than that part.
+    """
     with Checks(group, "reduce_scatter"):
         check_chunk(group, "reduce_scatter", part, tensor, group.rank * part.numel())
     partial_sums = flat_of(tensor).clone()
@@ -74,7 +87,10 @@ def reduce_scatter_direct(group: Group, tensor: torch.Tensor, part: torch.Tensor
 
 
 def all_gather_direct(group: Group, part: torch.Tensor, out: torch.Tensor) -> None:
-    """Gather every rank's `part`, which may lie in its own place there, into `out`, side by side."""
+    """Gather every rank's `part` into `out`, side by side.
+
+    Raises TensorError where `part` shares memory with `out` in any other place than its own.
+    """
     with Checks(group, "all_gather"):
         check_chunk(group, "all_gather", part, out, group.rank * part.numel())
     flat = flat_of(out)
@@ -125,7 +141,10 @@ class DeviceArithmetic(Float32Arithmetic):
 
 
 class DeviceTransport:
-    """Transport of one call's moves of a device's flat memory, on a communicator that nothing else uses."""
+    """Transport for the moves of one call, on a communicator that nothing else uses.
+
+    `payload` is flat memory of a device. `fingerprint` is a number that is equal on ranks in the same call.
+    """
 
     copies = False
 

@@ -74,17 +74,23 @@ class Group:
         else:
             self.calls = Calls(name, self.watch.ranks_of(comm))
             self.watch.add(self.calls)
-        self.broken = False  # True once a wait was ended, or ranks of several nodes differed: no call may follow
+        self.broken = False
+        """True once a wait was ended, or ranks of several nodes differed: no collective call may follow."""
         self._pending = False
-        self.transports_of_devices: dict[str, Any] = {} if dup is None else dup.transports_of_devices  # those tried
-        self.backends: dict[str, Any] = {}  # PyTorch's own backends of this node's ranks, by kind of device
-        self.label = ""  # text that is compared in addition to the description of each call
-        self.messages = comm.Dup()  # communicator for the messages of schedules, which then never match others
+        self.transports_of_devices: dict[str, Any] = {} if dup is None else dup.transports_of_devices
+        """Transports of sums of each kind of device that was tried (`device_transports.py`)."""
+        self.backends: dict[str, Any] = {}
+        """PyTorch's own backends of this node's ranks, by kind of device."""
+        self.label = ""
+        """Text that is compared in addition to the description of each call."""
+        self.messages = comm.Dup()
+        """Communicator for the messages of schedules, which then never match others."""
         self._control = comm.Dup()
         self.calls.channels = comm, self.messages, self._control
         for channel in self.calls.channels:
             channel.Set_errhandler(MPI.ERRORS_RETURN)  # raise exceptions, also if the program has set another handler
-        self._compared = np.empty((2, 2), np.int64)  # a call's digest and its negative, and their maxima over the ranks
+        self._compared = np.empty((2, 2), np.int64)
+        """A call's digest and its negative on this rank, and their maxima over the ranks."""
         self._memory: NodeMemory | None = None
         self._memory_made = not self.one_node or self.size == 1
         self._trials = Trials(self)
@@ -93,7 +99,8 @@ class Group:
         self._mailboxes: list[Mailboxes | None] = []
         self._cross_memory: list[CrossMemory | None] = []
         self.prepared: dict[Plan, Prepared] = {}
-        self.ready = Ready(MAX_READY)  # plays of collectives that were carried out, by all that determines them
+        self.ready = Ready(MAX_READY)
+        """Plays of collectives that were carried out, by all that determines them."""
         self._users = weakref.WeakSet([self])  # groups that find this group's memory
         while dup is not None:  # whose memory is found through all dups between
             dup._users.add(self)
@@ -132,8 +139,7 @@ class Group:
 
     @contextmanager
     def labelled(self, label: str) -> Iterator[None]:
-        """Compare `label` too in each call of the block, after the label that the group has: it distinguishes otherwise
-        equal calls."""
+        """Add `label` to each call of the block, after the label that the group has."""
         outer = self.label
         self.label_calls(outer + label)
         try:
@@ -142,6 +148,7 @@ class Group:
             self.label_calls(outer)
 
     def label_calls(self, label: str) -> None:
+        """Compare `label` too in each later call, as a part of it: it distinguishes otherwise equal calls."""
         self.label = label
         if self._memory is not None:
             self._memory.signals.label_calls(label)
@@ -296,8 +303,11 @@ class Group:
             raise
 
     def check_same_call(self, call: Call) -> None:
-        """Check across nodes, by 16 bytes or a barrier by sockets, that all ranks are in the same call. On one node
-        `enter_call` has checked it. Raises MismatchError on every rank."""
+        """Check across nodes that all ranks are in the same call, before the MPI library carries it out.
+
+        On one node `enter_call` has checked it. Costs one exchange of 16 bytes, or a barrier by sockets. Raises
+        MismatchError on every rank.
+        """
         if self.one_node or self.size == 1:
             return
         if self._socket_calls and self._socket_calls[0] is not None:

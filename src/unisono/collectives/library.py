@@ -10,13 +10,14 @@ ranks in different calls exchange equally many bytes. Otherwise the library repo
 wait and the watch finds them. A payload of one number has a check of 30 bits: together 16 bytes, which are faster than
 20 here, and only other calls of one number can match it.
 
-An exchange of 16 bytes precedes all other calls, also short ones: a rank may refuse the arguments of a broadcast alone,
-and is then in an exchange of 16 bytes, too.
+An exchange of 16 bytes precedes all other calls, also those of short payloads: a rank may refuse its arguments in a
+broadcast or a gathering alone, and is then in an exchange of 16 bytes, too.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +35,14 @@ from unisono.transports.plan import Plan, Play, Prepared
 if TYPE_CHECKING:
     from unisono.collectives.group import Group
 
-CHECKED_PAYLOAD_BYTES = (128, 1 << 10, 4 << 10, 16 << 10, 64 << 10)  # sizes of a parcel's payload, without the check
-FINGERPRINT_BITS = {torch.float32: 10, torch.float64: 30, torch.int32: 10, torch.int64: 30}  # in each of its numbers
-MAX_CHECKED_RANKS = 1 << 14  # over which sums of fingerprints are exact
+CHECKED_PAYLOAD_BYTES = (128, 1 << 10, 4 << 10, 16 << 10, 64 << 10)
+"""Sizes of a parcel's payload in bytes, without the check."""
+
+FINGERPRINT_BITS = {torch.float32: 10, torch.float64: 30, torch.int32: 10, torch.int64: 30}
+"""Bits in each number of the fingerprint: sums over MAX_CHECKED_RANKS are exact."""
+
+MAX_CHECKED_RANKS = 1 << 14
+"""Largest number of ranks over which sums of fingerprints are exact."""
 
 OPS = {
     "sum": MPI.SUM,
@@ -48,7 +54,8 @@ OPS = {
     "xor": MPI.BXOR,
 }
 
-BOOL_OPS = {**OPS, "sum": MPI.BOR, "product": MPI.BAND}  # ops for bool tensors, which MPI sees as bytes of 0 or 1
+BOOL_OPS = {**OPS, "sum": MPI.BOR, "product": MPI.BAND}
+"""Ops for bool tensors, which MPI sees as bytes of 0 or 1."""
 
 
 def numbers_of(tensor: torch.Tensor, op: str) -> tuple[torch.Tensor, MPI.Datatype, MPI.Op]:
@@ -81,16 +88,13 @@ def _swap_order(bits: torch.Tensor) -> torch.Tensor:
 
 def by_library(group: Group, plan: Plan) -> Prepared:
     """Prepare a collective that the MPI library carries out."""
-    reductions = {"allreduce": _reduce, "reduce": _reduce, "reduce_scatter": _reduce_scatter}
-    return reductions.get(plan.collective, _move)(group, plan)
+    return _CALLS[plan.collective](group, plan)
 
 
 def _reduce(group: Group, plan: Plan) -> Prepared:
     """Prepare an allreduce, or a reduction to the root alone."""
     root = plan.root if plan.collective == "reduce" else None
-    short = plan.dtype in FINGERPRINT_BITS and 0 < plan.nbytes <= CHECKED_PAYLOAD_BYTES[-1]
-    fit = root is None and plan.op == "sum" and short and group.size <= MAX_CHECKED_RANKS
-    if fit and not group.uses_shared_memory(plan.call):
+    if root is None and plan.op == "sum" and _carries_check(group, plan):
         return _checked_sum(group, plan.length, plan.dtype, plan.call)
     comm, receives = group.comm, root in (None, group.rank)
 
@@ -164,11 +168,28 @@ def _move(group: Group, plan: Plan) -> Prepared:
     return at
 
 
+_CALLS: Mapping[str, Callable[[Group, Plan], Prepared]] = {
+    "allreduce": _reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _move,
+    "broadcast": _move,
+    "all_to_all": _move,
+    "reduce": _reduce,
+}
+"""Functions that prepare the collectives of the library, by name."""
+
+
 def _tensor_at(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor over memory at an address, which the caller keeps alive."""
     if length == 0:
         return torch.empty(0, dtype=dtype, device="cpu")
     return torch.frombuffer(MPI.memory.fromaddress(address, length * dtype.itemsize), dtype=dtype)
+
+
+def _carries_check(group: Group, plan: Plan) -> bool:
+    """Return True if the payload is short enough, of a supported dtype, and goes across nodes."""
+    fit = plan.dtype in FINGERPRINT_BITS and 0 < plan.nbytes <= CHECKED_PAYLOAD_BYTES[-1]
+    return fit and not group.uses_shared_memory(plan.call) and group.size <= MAX_CHECKED_RANKS
 
 
 def _checked_sum(group: Group, length: int, dtype: torch.dtype, call: Call) -> Prepared:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -118,6 +119,16 @@ class _StridedArray:
         self.__array_interface__ = {"shape": shape, "strides": strides, "typestr": f"|V{size}", "data": data}
 
 
+class _ByteRange(NamedTuple):
+    """Range of bytes from a tensor's first element to its last."""
+
+    start: int
+    stop: int
+    written: bool
+    position: int
+    """Index among the outputs, or among the inputs."""
+
+
 def extent(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the address of the first byte and of the byte after the last; (0, 0) for an empty tensor."""
     if tensor.is_contiguous():
@@ -189,19 +200,24 @@ def find_aliases(
     extents = sorted(map(extent, (*outputs, *inputs)))
     if all(lower[1] <= upper[0] for lower, upper in pairwise(extents)):
         return ""
-    tensors = {("output", index): tensor for index, tensor in enumerate(outputs)}
-    tensors |= {("input", index): tensor for index, tensor in enumerate(inputs)}
-    before: list[tuple[int, tuple[str, int]]] = []  # those that reach to the next one, by their ends
-    for (start, stop), this in sorted((extent(tensor), label) for label, tensor in tensors.items()):
-        before = [(end, earlier) for end, earlier in before if end > start]
-        for _, earlier in before:
-            other, output = sorted((earlier, this))  # an input comes before an output
-            if output[0] == "input":
+    ranges = [_ByteRange(*extent(tensor), True, position) for position, tensor in enumerate(outputs)]
+    ranges += [_ByteRange(*extent(tensor), False, position) for position, tensor in enumerate(inputs)]
+    ranges.sort()
+    before: list[_ByteRange] = []  # those that reach to the next one
+    for this in ranges:
+        before = [earlier for earlier in before if earlier.stop > this.start]
+        for earlier in before:
+            if not (this.written or earlier.written):
                 continue
-            paired = other[0] == "input" and (output[1], other[1]) in in_place
-            if paired and allowed(tensors[output], tensors[other]):
+            first, second = (earlier, this) if earlier.written else (this, earlier)
+            output, other = outputs[first.position], (outputs if second.written else inputs)[second.position]
+            if not second.written and (first.position, second.position) in in_place and allowed(output, other):
                 continue
-            if share_memory(tensors[output], tensors[other]):
-                return " and ".join(sorted((f"{kind} {index}" for kind, index in (earlier, this)), reverse=True))
-        before.append((stop, this))
+            if share_memory(output, other):
+                return " and ".join(sorted(map(_label_of, (earlier, this)), reverse=True))
+        before.append(this)
     return ""
+
+
+def _label_of(byte_range: _ByteRange) -> str:
+    return f"{'output' if byte_range.written else 'input'} {byte_range.position}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -51,17 +51,30 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 
-MAX_PLANS = 4096  # largest number of plans that are kept
+MAX_PLANS = 4096
+"""Largest number of plans that are kept."""
+
+MAX_PREPARED = 256
+"""Largest number of prepared collectives that a group keeps."""
 
 
-Asked = tuple[str, torch.dtype, int, str | None, str | None, int, torch.dtype]
-"""Collective that is asked for, dtype and bytes, wire, op, root, and the dtype that replaces its own if nothing is
-reduced."""
+class PlanRequest(NamedTuple):
+    """Collective that is requested, and its payload."""
+
+    collective: str
+    algorithm: str
+    dtype: torch.dtype
+    nbytes: int
+    wire: str | None
+    op: str | None
+    root: int
+    move_dtype: torch.dtype
+    """Dtype that replaces `dtype` if nothing is reduced."""
 
 
-def plan_of(asked: Asked, choice: Choice) -> Plan:
+def plan_of(asked: PlanRequest, choice: Choice) -> Plan:
     """Return the plan of a collective that was chosen. Raises TensorError for what cannot be reduced."""
-    collective, dtype, nbytes, wire, op, root, move_dtype = asked
+    collective, _, dtype, nbytes, wire, op, root, move_dtype = asked
     parts = [f"{nbytes // dtype.itemsize} x {name_of(dtype)}"]
     parts += [f"root {root}"] if collective in ("broadcast", "reduce") else []
     parts += [choice.algorithm]
@@ -83,7 +96,7 @@ class Plans:
         together."""
         self._measure = measure
         self._placement, self._table = placement, table
-        self._plans: dict[tuple[str, Asked], Plan] = {}
+        self._plans: dict[PlanRequest, Plan] = {}
         self.program: Callable[[Algorithm], Program] = cache(lambda algorithm: algorithm(rank, placement.ranks))
         self._schedules: dict[tuple[str, str, int], Algorithm] = {}
 
@@ -109,15 +122,17 @@ class Plans:
 
         Raises TensorError for a dtype, an op or a wire that is not supported, UsageError for an unknown name.
         """
-        asked = collective, tensor.dtype, tensor.nbytes, wire, op, root, move_dtype or tensor.dtype
-        if (key := (algorithm, asked)) not in self._plans:
+        asked = PlanRequest(
+            collective, algorithm, tensor.dtype, tensor.nbytes, wire, op, root, move_dtype or tensor.dtype
+        )
+        if asked not in self._plans:
             if len(self._plans) == MAX_PLANS:
                 self._plans.clear()
-            self._plans[key] = self._make(algorithm, asked)
-        return self._plans[key]
+            self._plans[asked] = self._make(asked)
+        return self._plans[asked]
 
-    def _make(self, algorithm: str, asked: Asked) -> Plan:
-        collective, dtype, nbytes, wire, *_ = asked
+    def _make(self, asked: PlanRequest) -> Plan:
+        collective, algorithm, dtype, nbytes, wire, *_ = asked
         narrow = wire_of(wire, dtype)
         sent = nbytes if narrow is None else narrow.nbytes(nbytes // dtype.itemsize)
         choice = self.choose(collective, algorithm, sent, encoded=narrow is not None)
@@ -147,9 +162,6 @@ class Plans:
             return Choice("direct" if base == "hierarchical" else algorithm, transport)
         several = self._placement.ranks > len(self._placement.nodes)
         return Choice(algorithm, "mixed" if SCHEDULES[base].by_node and several else transport)
-
-
-MAX_PREPARED = 256  # largest number of prepared collectives that a group keeps
 
 
 def prepare(group: Group, plan: Plan) -> Prepared:

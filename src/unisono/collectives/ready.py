@@ -22,7 +22,8 @@ from unisono.transports.plan import Play, PlayAnywhere
 if TYPE_CHECKING:
     from unisono.collectives.group import Group
 
-MAX_READY = 1024  # largest number of collectives that a group keeps
+MAX_READY = 1024
+"""Largest number of collectives that a group keeps."""
 
 Key = tuple[Any, ...]
 """All that determines a collective: its name and parameters, and the addresses, lengths and dtypes of its tensors."""

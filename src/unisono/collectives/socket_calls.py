@@ -36,18 +36,30 @@ from unisono.transports.steps import Row, RowKind, copy, kind_of
 if TYPE_CHECKING:
     from unisono.collectives.group import Group
 
-MAX_SHORT_BYTES = 64 << 10  # largest payload in bytes of every collective
-LONG_COLLECTIVES = ("broadcast", "reduce", "all_to_all")  # also longer; others by MPI come as near to the bound
-CHAIN = "pipeline"  # schedule of a long broadcast or reduction
-PIECES_PER_RANK, MAX_PIECES, MIN_PIECE_BYTES = 16, 256, 8 << 10  # a chain takes as long as its pieces and its ranks
-MAX_TREE_BYTES = 2 << 10  # largest payload in bytes whose time is that of its messages, not that of its bytes
+MAX_SHORT_BYTES = 64 << 10
+"""Largest payload in bytes of every collective."""
+
+LONG_COLLECTIVES = ("broadcast", "reduce", "all_to_all")
+"""Collectives of longer payloads, too. In others messages of MPI come as near to the bound."""
+
+CHAIN = "pipeline"
+"""Schedule of a long broadcast or reduction."""
+
+PIECES_PER_RANK, MAX_PIECES, MIN_PIECE_BYTES = 16, 256, 8 << 10
+"""Pieces of a chain: it takes as long as its pieces and its ranks one after another."""
+
+MAX_TREE_BYTES = 2 << 10
+"""Largest payload in bytes whose time is that of its messages, not that of its bytes."""
 
 MAX_FLAT_BYTES = 8 << 10
 """Most bytes that a rank sends to all others for the sake of few rounds: a link of 1 Gbit/s takes 65 us for them, the
 rounds of a tree that they save take some 20 us each."""
 
-MAX_HANDED_ON_BYTES = 256  # largest chunk in bytes that an all_to_all hands on, so that it takes few messages
-ROUNDS, CALLS = 3, 8  # rounds of so many barriers of each kind, of which the fastest are compared
+MAX_HANDED_ON_BYTES = 256
+"""Largest chunk in bytes that an all_to_all hands on, so that it takes few messages."""
+
+ROUNDS, CALLS = 3, 8
+"""Rounds of so many barriers of each kind, of which the fastest are compared."""
 
 MAX_TIMES_LIBRARY = 1.5
 """Times of a barrier by sockets and by the library that are as good: beside the library's calls, all are compared."""
@@ -55,16 +67,19 @@ MAX_TIMES_LIBRARY = 1.5
 MAX_TIMES_FEW_MESSAGES = 0.9
 """Times of a barrier of few rounds and of few messages at which rounds count: below, it is no chance."""
 
-CALLS_NAMED = 8  # recent calls that ranks compare when a message does not match: the mistake may lie a few calls back
+CALLS_NAMED = 8
+"""Recent calls that two ranks compare when a message does not match: the mistake may lie a few calls back."""
 
 ENTRY, ANSWERS = "short calls between nodes", (["library"], ["sockets"], ["sockets", "few rounds"])
 """Key and values of the answer in the file of this machine's choices."""
 
-BY_LIBRARY, FEW_MESSAGES, FEW_ROUNDS = range(len(ANSWERS))  # places of the answers
+BY_LIBRARY, FEW_MESSAGES, FEW_ROUNDS = range(len(ANSWERS))
+"""Places of the answers."""
 
 TOKENS = 1 << 64
 
-ALIGNMENT = 64  # bytes; what is received begins at a multiple of them
+ALIGNMENT = 64
+"""Bytes; what is received begins at a multiple of them."""
 
 
 def schedule_for(collective: str, nbytes: int, ranks: int, few_rounds: bool = False) -> str:

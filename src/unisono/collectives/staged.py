@@ -25,6 +25,9 @@ from unisono.errors import TensorError
 
 Allreduce = Callable[[Group, torch.Tensor, str, str | None, str], torch.Tensor]
 
+Copies = dict[int, tuple[torch.Tensor, torch.Tensor]]
+"""Tensors of a device with their copies in the host's memory, by the `id` of the tensor."""
+
 
 def is_on_device(*tensors: torch.Tensor) -> bool:
     """Return True where a tensor lies in the memory of a device."""
@@ -80,24 +83,28 @@ def call_with_copies(
 ) -> None:
     """Call `function` with copies in pinned memory in place of a device's tensors, waiting for the streams that fill
     them; copy those of `written` alone back, in the order of the current stream: an output may lie in an input."""
-    copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def on_host(value: Any) -> Any:
-        if isinstance(value, list):
-            return [on_host(item) for item in value]
-        if not isinstance(value, torch.Tensor) or is_on_host(value):
-            return value
-        if id(value) not in copies:
-            copy = host_memory(value.numel(), value.dtype, value.device).view(value.shape)
-            copy.copy_(value.detach())  # waits for the stream
-            copies[id(value)] = value, copy
-        return copies[id(value)][1]
-
-    function(*map(on_host, arguments))
+    copies: Copies = {}
+    function(*[_on_host(value, copies) for value in arguments])
     filled = set(map(id, written))
     for key, (tensor, copy) in copies.items():
         if key in filled:
             tensor.detach().copy_(copy, non_blocking=True)
+
+
+def _on_host(value: Any, copies: Copies) -> Any:
+    """Return `value` with copies in place of a device's tensors, which are added to `copies`.
+
+    A nested function that calls itself is a reference cycle: it would keep the tensors until a garbage collection.
+    """
+    if isinstance(value, list):
+        return [_on_host(item, copies) for item in value]
+    if not isinstance(value, torch.Tensor) or is_on_host(value):
+        return value
+    if id(value) not in copies:
+        copy = host_memory(value.numel(), value.dtype, value.device).view(value.shape)
+        copy.copy_(value.detach())  # waits for the stream
+        copies[id(value)] = value, copy
+    return copies[id(value)][1]
 
 
 def refuse_unsupported(tensor: torch.Tensor) -> None:

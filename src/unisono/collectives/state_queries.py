@@ -23,12 +23,19 @@ from unisono.mpi import MPI
 from unisono.startup import stat_of
 from unisono.transports.window import Window, populate
 
-POLL_SECONDS = 0.2  # seconds between two checks for messages
-REPLY_TIMEOUT_SECONDS = 3.0  # seconds that ranks have to answer; their machines may be busy
-MAX_STATE_BYTES = 32 << 10  # largest state; a longer one is written without the numbers of its worlds
+POLL_SECONDS = 0.2
+"""Seconds between two checks for messages."""
+
+REPLY_TIMEOUT_SECONDS = 3.0
+"""Seconds that ranks have to answer; their machines may be busy."""
+
+MAX_STATE_BYTES = 32 << 10
+"""Largest size of a state in bytes; a longer one is written without the numbers of its worlds."""
+
 REQUESTS, VERSION, LENGTH, HEADER_WORDS = 0, 1, 2, 3
 
-WAITS_KEPT = 4  # number of waits that are kept if a state is too long
+WAITS_KEPT = 4
+"""Number of waits that are kept if a state is too long."""
 
 
 class CallNotice(NamedTuple):
@@ -48,7 +55,8 @@ Message = CallNotice | State | None
 class StateQueries:
     """Requests and answers on `comm`, which nothing else uses; all its ranks make and free it together.
 
-    `node` lists the ranks of this rank's node. `is_blocked` returns True while this thread should not call the library.
+    `node` lists the ranks of this rank's node. `state` returns the own state. `on_notice` is called with each received
+    notice. `is_blocked` returns True while this thread should not call the library.
     """
 
     def __init__(
@@ -61,6 +69,7 @@ class StateQueries:
     ) -> None:
         self._comm, self._state, self._on_notice, self._is_blocked = comm, state, on_notice, is_blocked
         self.node = NodeStates(comm, node)
+        """States of the ranks of the node."""
         self._queried = 0.0
         self._outbox: deque[tuple[Message, int]] = deque()
         self._sending: list[MPI.Request] = []
@@ -166,6 +175,7 @@ class NodeStates:
     def __init__(self, comm: MPI.Intracomm, node: Sequence[int]) -> None:
         self._comm: MPI.Intracomm = comm.Split(min(node), comm.rank)  # type: ignore[assignment]
         self.ranks = sorted(node)
+        """The ranks of the node."""
         self._window = Window(self._comm, 8 * HEADER_WORDS + MAX_STATE_BYTES)
         rows = [memoryview(buffer) for buffer in self._window.buffers]
         self._headers = [line[: 8 * HEADER_WORDS].cast("q") for line in rows]
@@ -225,6 +235,7 @@ class NodeStates:
         return version, None
 
     def free(self) -> None:
+        """Free the memory; called by all ranks together."""
         for view in (*self._headers, *self._states):
             view.release()
         self._window.free()

@@ -29,7 +29,8 @@ from unisono.mpi import MPI
 from unisono.transports.signals import Signals
 from unisono.uncaught import is_of_program
 
-MAX_LISTED_RANKS = 8  # largest number of ranks that are described one by one
+MAX_LISTED_RANKS = 8
+"""Largest number of ranks that are described one by one."""
 
 ENDED_REMEDY = "every rank of a world must make as many calls as the others"
 
@@ -48,10 +49,13 @@ class Wait(NamedTuple):
 class State(NamedTuple):
     """State that a rank reports of itself."""
 
-    call_site: str  # file and line of its main thread
+    call_site: str
+    """File and line of its main thread."""
     waits: tuple[Wait, ...] = ()
-    numbers: Mapping[str, int] = {}  # number of calls that the rank has entered, by name of the world
-    broken: Mapping[str, str] = {}  # worlds that an error has ended here, with its message if two ranks differ, else ""
+    numbers: Mapping[str, int] = {}
+    """Number of calls that the rank has entered, by name of the world."""
+    broken: Mapping[str, str] = {}
+    """Names of the worlds that an error has ended on this rank, with its message if two ranks differ, else ""."""
     ended: bool = False
 
 
@@ -67,7 +71,8 @@ def decode(content: bytes) -> State:
 
 STOPPED, DEAD, SILENT = "stopped", "dead", "silent"
 
-Answer = State | str  # answer of a rank: its state, or STOPPED or DEAD for its process, or SILENT if nothing is known
+Answer = State | str
+"""Answer of a rank: its state, or STOPPED or DEAD for its process, or SILENT if nothing is known."""
 
 
 def missing_ranks(wait: Wait, other_ranks: Sequence[int], answers: Mapping[int, Answer]) -> list[int]:
@@ -163,7 +168,8 @@ def call_site() -> str:
     return next((":".join(frame) for frame in [*of_program, *frames]), "")
 
 
-CALLS_KEPT = 256  # number of recent calls that a rank keeps
+CALLS_KEPT = 256
+"""Number of recent calls that a rank keeps."""
 
 
 class CurrentCall(NamedTuple):
@@ -184,7 +190,8 @@ class CallProgress:
         """Start counting for another call."""
         self.number, self._since = call_number, time.monotonic()
         self.compared = self.notified = self.reported = False
-        self.queried: float | None = None  # time at which all ranks were queried; None unless answers are expected
+        self.queried: float | None = None
+        """Time at which all ranks were queried; None unless answers are expected."""
 
     @property
     def seconds(self) -> float:
@@ -192,7 +199,7 @@ class CallProgress:
 
 
 class Calls:
-    """The calls of a world.
+    """The calls of a world on this rank: the current call, recent calls, and the error that ended the world.
 
     A world within one node counts its barriers (`signals`) and the calls made without one; a world across nodes counts
     its calls. `ranks` are the members' ranks in the job.
@@ -200,13 +207,18 @@ class Calls:
 
     def __init__(self, name: str, ranks: Sequence[int]) -> None:
         self.name, self.ranks = name, ranks
-        self.timeout: float | None = None  # seconds after which a wait in a call is ended; None for those of the job
-        self.number = 0  # number of the last call that was begun
+        self.timeout: float | None = None
+        """Seconds after which a wait in a call is ended; None for the time-out of the job."""
+        self.number = 0
+        """Number of the last call that was begun."""
         self.busy, self.in_library = False, False
         self.signals: Signals | None = None
-        self.channels: tuple[MPI.Intracomm, ...] = ()  # communicators in which the calls may wait
-        self.failure: tuple[type[UnisonoError], str] | None = None  # class and message of the error that has ended it
-        self.progress = CallProgress()  # progress of the current call, as its watch has seen it
+        self.channels: tuple[MPI.Intracomm, ...] = ()
+        """Communicators in which the calls may wait."""
+        self.failure: tuple[type[UnisonoError], str] | None = None
+        """Error that has ended the world, as its class and its message; None while the world is usable."""
+        self.progress = CallProgress()
+        """Progress of the current call, as its watch has seen it."""
         self._descriptions = [""] * CALLS_KEPT  # of call n at index n % CALLS_KEPT
 
     @contextmanager

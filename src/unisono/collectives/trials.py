@@ -29,7 +29,7 @@ import torch
 
 from unisono.call import call_of, call_to_choose
 from unisono.collectives.payload import name_of
-from unisono.collectives.prepare import plan_of, prepare
+from unisono.collectives.prepare import AUTO, PlanRequest, plan_of, prepare
 from unisono.errors import UsageError
 from unisono.files import cache_folder, write_atomically
 from unisono.mpi import MPI
@@ -40,12 +40,23 @@ if TYPE_CHECKING:
     from unisono.collectives.group import Group
     from unisono.transports.plan import Plan
 
-VARIABLE = "UNISONO_TUNE"  # environment variable: "off", on one rank at least, keeps the built-in choices
-MIN_TRIED_BYTES = 32 << 10  # smallest payload that is tried: below, shared memory is the best on every machine measured
-MAX_TRIED_BYTES = 16 << 20  # largest payload in bytes that is tried; larger ones take its choice
-MAX_ITEM_BYTES = 16  # bytes of the largest element
-ROUNDS = 5  # calls of each candidate in its trial, of which the first is not counted
-MIN_GAIN = 0.9  # part of the time of the built-in choice that another one has to stay below, each time
+VARIABLE = "UNISONO_TUNE"
+"""Environment variable: "off", on one rank at least, keeps the built-in choices."""
+
+MIN_TRIED_BYTES = 32 << 10
+"""Smallest payload in bytes with several candidates: below, shared memory is the best on every machine measured."""
+
+MAX_TRIED_BYTES = 16 << 20
+"""Largest payload in bytes that is tried; larger ones take its choice."""
+
+MAX_ITEM_BYTES = 16
+"""Bytes of the largest element."""
+
+ROUNDS = 5
+"""Calls of each candidate in its trial, of which the first is not counted."""
+
+MIN_GAIN = 0.9
+"""Part of the time of the built-in choice that another one has to stay below, each time."""
 
 Times = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -138,7 +149,7 @@ def _seconds(group: Group, plan: Plan, choices: list[Choice], nbytes: int) -> Ti
         target = source
     elif plan.collective == "all_gather":
         source = target + group.rank * (nbytes // group.size)
-    asked = plan.collective, plan.dtype, nbytes, plan.wire, plan.op, plan.root, plan.dtype
+    asked = PlanRequest(plan.collective, AUTO, plan.dtype, nbytes, plan.wire, plan.op, plan.root, plan.dtype)
     plans = [plan_of(asked, choice) for choice in choices]
     starts = [prepare(group, candidate)(source, target) for candidate in plans]
     taken, payload = np.empty((ROUNDS, len(choices))), sides[plan.collective == "all_gather"]

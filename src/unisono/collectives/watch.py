@@ -48,10 +48,17 @@ from unisono.errors import MismatchError, StallError
 from unisono.launch import SURVIVORS_VARIABLE, TIMEOUT
 from unisono.mpi import MPI
 
-COMPARE_AFTER_SECONDS = 2.0  # seconds in one call after which a rank sends its call to its neighbours in the world
-REPORT_AFTER_SECONDS = 10.0  # seconds in one call after which missing ranks are reported; at most half the time-out
-ERROR_GRACE_SECONDS = 1.0  # seconds that a rank blocked in the MPI library gives the others to raise their errors
-SURVIVING: weakref.WeakSet[Watch] = weakref.WeakSet()  # of this process, where ranks go on in theirs after a death
+COMPARE_AFTER_SECONDS = 2.0
+"""Seconds in one call after which a rank sends its call to its neighbours in the world."""
+
+REPORT_AFTER_SECONDS = 10.0
+"""Seconds in one call after which the missing ranks are reported; half the time-out if that is less."""
+
+ERROR_GRACE_SECONDS = 1.0
+"""Seconds that a rank blocked in the MPI library gives the others to raise their errors."""
+
+SURVIVING: weakref.WeakSet[Watch] = weakref.WeakSet()
+"""Watches of this process, where ranks go on in their processes after a death."""
 
 
 class Watch:
@@ -214,7 +221,9 @@ class Watch:
                 waits = answer.waits if isinstance(answer, State) and rank in calls.ranks else ()
                 for theirs in waits:
                     if theirs[:2] == (calls.name, current.number):
-                        self._check_notice(calls, CallNotice(calls.name, calls.ranks.index(rank), *theirs[1:3]))
+                        self._check_notice(
+                            calls, CallNotice(calls.name, calls.ranks.index(rank), current.number, theirs.description)
+                        )
             member, size = self._rank_in(calls), len(calls.ranks)
             notice = CallNotice(calls.name, member, calls.number, calls.description(calls.number))
             self._queries.send(notice, {calls.ranks[(member + 1) % size], calls.ranks[(member - 1) % size]})

@@ -26,16 +26,21 @@ from unisono.torch_backend.pytorch import ReduceOp, c10d
 
 Kind = ReduceOp.RedOpType
 
-UNDIVIDED = (torch.bool, torch.uint16, torch.uint32, torch.uint64)  # dtypes with sums, but without averages
+UNDIVIDED = (torch.bool, torch.uint16, torch.uint32, torch.uint64)
+"""Dtypes with sums, but without averages."""
 
 
 class Reduction(NamedTuple):
     """Reduction of PyTorch, as steps before, in and after the exchange."""
 
-    op: str  # name of the op in the collectives
-    factor: Any = None  # factor by which each rank first multiplies its tensor, a number or a tensor; None for none
-    average: bool = False  # True if the sum is divided by the number of ranks
-    label: str = ""  # the step before or after the exchange in words, which ranks compare; empty for none
+    op: str
+    """Name of the op in the collectives."""
+    factor: Any = None
+    """Factor by which each rank first multiplies its tensor, a number or a tensor; None for none."""
+    average: bool = False
+    """True if the sum is divided by the number of ranks."""
+    label: str = ""
+    """The step before or after the exchange in words, which ranks compare; empty for none."""
 
     def check(self, group: Group, tensor: torch.Tensor) -> None:
         """Raise TensorError for an average of a dtype that PyTorch does not divide."""
@@ -93,11 +98,15 @@ SIGNATURES: dict[str, tuple[Sequence[int], Any]] = {
 }
 """Operations of a ProcessGroup with further signatures: how deep their tensors lie in lists, and their options."""
 
-SETTINGS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}  # fields of options by the argument's name
+SETTINGS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
+"""Fields of the options by the name of the argument that stands for them."""
 
 
 def in_lists(name: str, arguments: Sequence[Any], named: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Return the arguments of operation `name` in its first signature: tensors in lists, and options."""
+    """Return the arguments of operation `name` in its first signature: tensors in lists, and options.
+
+    Raises TensorError where an argument after the tensors is none of the known ones.
+    """
     if name not in SIGNATURES:
         return arguments, named
     depths, options = SIGNATURES[name]
@@ -181,7 +190,10 @@ def reduce_list(
 
 
 def rows(group: Group, tensor: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
-    """Return one slice of rows per rank: counts[r] rows for rank r, or equal parts where `counts` is empty."""
+    """Return one slice of rows per rank: counts[r] rows for rank r, or equal parts where `counts` is empty.
+
+    Raises TensorError unless there is a count for each rank and they add up to the rows of the tensor.
+    """
     have = tensor.shape[0] if tensor.dim() else 0
     sizes = list(counts) or [have // group.size] * group.size
     if len(sizes) != group.size or sum(sizes) != have or min(sizes) < 0:
@@ -208,7 +220,10 @@ def spread(flat: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
 
 
 def allreduce_sparse(group: Group, tensor: torch.Tensor, reduction: Reduction) -> None:
-    """Sum a sparse COO tensor over all ranks, in place; every rank receives the elements of all others."""
+    """Sum a sparse COO tensor over all ranks, in place; every rank receives the elements of all others.
+
+    Raises TensorError for other reductions and layouts.
+    """
     with Checks(group, "all_reduce"):
         if reduction.op != "sum" or tensor.layout is not torch.sparse_coo:
             raise TensorError(f"rank {group.rank}: a {tensor.layout} tensor can only be summed, and only as sparse COO")

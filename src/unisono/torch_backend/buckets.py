@@ -4,10 +4,11 @@
                                                                      │  empty(length, dtype) of each bucket
                                     ProcessGroup.empty ◀── _SharedBuckets (dispatch mode of the calling thread)
 
-PyTorch 2.13 has no way for a backend in Python to give a Reducer memory, and 2.14's is off by default. So the
-allocation itself is intercepted, and only it: no memory is moved that somebody might point to. All ranks make the same
-buckets in the same order, since DistributedDataParallel's constructor has collectives of its own just before, and
-`_rebuild_buckets` begins with one. A copy of a model, which any rank may make alone, has ordinary memory for good.
+PyTorch 2.13 has no way for a backend in Python to give a Reducer memory, and 2.14's is off by default for the whole
+process. So the allocation itself is intercepted, and only it: a bucket lies in shared memory from the first moment on,
+and no memory is moved that somebody might point to. All ranks make the same buckets in the same order, since
+DistributedDataParallel's constructor has collectives of its own just before, and `_rebuild_buckets` begins with one. A
+copy of a model, which any rank may make alone, has ordinary memory for good.
 """
 
 from __future__ import annotations

@@ -21,9 +21,14 @@ from unisono.mpi import MPI
 from unisono.torch_backend.work import Completions, SubmissionQueue, Work, profiled
 from unisono.transports.messages import wait_until
 
-POLL_INTERVAL_SECONDS = 1e-3  # seconds between two polls of messages that nobody waits for
-PEER_CHECK_SECONDS = 3.0  # seconds after which a wait checks whether the other rank has ended its program
-ARRIVED, RELEASED = 0, 1  # messages of a monitored barrier; each has one of the highest tags, which users do not get
+POLL_INTERVAL_SECONDS = 1e-3
+"""Seconds between two polls of messages that nobody waits for."""
+
+PEER_CHECK_SECONDS = 3.0
+"""Seconds without completion after which a wait checks whether the other rank has ended its program."""
+
+ARRIVED, RELEASED = 0, 1
+"""Messages of a monitored barrier; each has one of the highest tags, which users do not get."""
 
 
 class Message(Work):
@@ -132,7 +137,8 @@ class Messages:
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         self._highest: int = comm.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]
         self._pending: list[Message] = []
-        self.abandoned: list[object] = []  # what MPI may still access
+        self.abandoned: list[object] = []
+        """Objects that are kept alive, since MPI may still access them."""
         self._posted: list[tuple[MPI.Request, object]] = []  # words of barriers that may be under way
         self._mutex = threading.Lock()
         self._some = threading.Event()
@@ -151,7 +157,10 @@ class Messages:
         return self.poll_in_background(Message(self, name, tensor, buffer, request, peer, seconds))
 
     def receive(self, tensor: torch.Tensor, peer: int | None, tag: int, seconds: float) -> Message:
-        """Start to receive `tensor` from rank `peer` of the group, or from any rank for None; return the message."""
+        """Start to receive `tensor` from rank `peer` of the group, or from any rank for None; return the message.
+
+        Raises BackendError for a tensor of which several elements share memory.
+        """
         place = tensor if is_on_host(tensor) else torch.empty_like(tensor, device="cpu")
         nbytes_of(place)
         if not is_writable(tensor):
@@ -193,6 +202,7 @@ class Messages:
             return True
 
     def close(self) -> None:
+        """End the background thread."""
         self._closed = True
         self._some.set()
         if self._thread is not None:
@@ -254,6 +264,7 @@ class Messages:
             self._post(peer, RELEASED)
 
     def _post(self, peer: int, what: int) -> None:
+        """Send a word of a barrier without a wait."""
         word = np.array([self._barriers])
         self._posted = [(request, sent) for request, sent in self._posted if not request.Test()]
         self._posted.append((self.comm.Isend(word, peer, self._highest - what), word))

@@ -26,8 +26,11 @@ from unisono.placement import place
 from unisono.torch_backend.messages import PEER_CHECK_SECONDS, Messages
 from unisono.torch_backend.work import Completions, SubmissionQueue
 
-JOIN_TIMEOUT_SECONDS = 1.0  # seconds that a rank which ends a group waits for the others, which usually end it, too
-MAX_POLL_INTERVAL_SECONDS = 0.05  # largest number of seconds between two polls of the others
+JOIN_TIMEOUT_SECONDS = 1.0
+"""Seconds that a rank which ends a group waits for the others; usually all ranks end it together."""
+
+MAX_POLL_INTERVAL_SECONDS = 0.05
+"""Largest number of seconds between two polls of the others."""
 
 
 class MpiJob:
@@ -37,6 +40,7 @@ class MpiJob:
         self.world = init()
         self.completions = Completions()
         self.queues: WeakSet[SubmissionQueue] = WeakSet()
+        """Queues of the groups."""
         atexit.register(self._end_threads)
         self._mpi_ranks: list[int] = []  # of each rank of the default group
         self._retirement = Retirement()
@@ -90,7 +94,10 @@ class MpiJob:
             raise BackendError(f"{where}: it has failed on another rank, which did not wait any longer")
 
     def group(self, name: str, members: Sequence[int]) -> Group:
-        """Return the group of these MPI ranks, which create it together; its `name` differs from others'."""
+        """Return the group of these MPI ranks, which create it together.
+
+        `name` distinguishes it from other groups that are created at the same time.
+        """
         world, everyone = self.world, self.world.comm.Get_group()
         chosen = everyone.Incl(list(members))
         tag_limit: Any = world.comm.Get_attr(MPI.TAG_UB)

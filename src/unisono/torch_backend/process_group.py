@@ -31,8 +31,10 @@ def create(creation: Any, options: Options | None) -> ProcessGroup:
 class ProcessGroup(CollectiveOperations):
     """Process group over MPI."""
 
-    exchanged = False  # True once an operation on tensors was called
-    stands_in = False  # True if the group answers as another backend's
+    exchanged = False
+    """True once an operation on tensors was called."""
+    stands_in = False
+    """True if the group answers as another backend's."""
     supports_coalescing = supports_splitting = supports_time_estimate = False
     """Abilities that PyTorch looks for in the backend of a device."""
 
@@ -157,9 +159,9 @@ class ProcessGroup(CollectiveOperations):
         return self._beside[kind]
 
     def _create_nccl(self) -> Any:
-        place, options = (self._store, self.rank(), self.size()), dist.ProcessGroupNCCL.Options()
-        beside, options._timeout = GroupBase(*place), self._timeout
-        nccl = dist.ProcessGroupNCCL(*place, options)
+        beside, options = GroupBase(self._store, self.rank(), self.size()), dist.ProcessGroupNCCL.Options()
+        options._timeout = self._timeout
+        nccl = dist.ProcessGroupNCCL(self._store, self.rank(), self.size(), options)
         beside._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
         beside._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
         return beside

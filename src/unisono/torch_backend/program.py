@@ -29,13 +29,18 @@ from unisono.torch_backend.register import NAME, NAME_VARIABLE, Options, registe
 from unisono.torch_backend.rendezvous import RUN_VARIABLE, address_of_root, variables_of
 from unisono.world import World
 
-UNNAMED = "undefined"  # PyTorch's word for a backend that was not named
-ANSWERED = {"gloo", "mpi", UNNAMED}  # names that a group of ours answers where they were asked for
+UNNAMED = "undefined"
+"""PyTorch's word for a backend that was not named."""
+
+ANSWERED = {"gloo", "mpi", UNNAMED}
+"""Names that a group of ours answers where they were asked for."""
 
 
 def run_program(world: World, program: str, module: bool, arguments: Sequence[str], backends: Collection[str]) -> None:
     """Run a program, or with `module` a module, as `python PROGRAM ARGUMENTS` would; ours replace groups of `backends`.
-    Raises SystemExit at its end."""
+
+    Raises SystemExit at its end.
+    """
     os.environ.update(environment_of(world))
     register()
     communication = CommunicationRecord()
@@ -59,11 +64,16 @@ def run_program(world: World, program: str, module: bool, arguments: Sequence[st
 
 def environment_of(world: World) -> dict[str, str]:
     """Return the variables that torchrun sets, for this rank. Called by all ranks together."""
-    with socket.socket() as probe:  # of a port that nobody listens on now, for programs that open one of their own
-        probe.bind(("", 0))
-        port = world.comm.bcast(probe.getsockname()[1], 0)
+    port = world.comm.bcast(_free_port() if world.rank == 0 else 0, 0)
     place = {"GROUP_RANK": str(world.node), "MASTER_ADDR": address_of_root(world), "MASTER_PORT": str(port)}
     return {**variables_of(world), **place, RUN_VARIABLE: "1"}
+
+
+def _free_port() -> int:
+    """Return a port that nobody listens on now, for programs that open one of their own."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 class StandIns:
@@ -91,20 +101,27 @@ class StandIns:
                 named["backend_options"] = None  # another backend's
             group, kept = self._original(size, rank, ranks, NAME, store, *rest, **named)
             if self._answers and asked <= ANSWERED and isinstance(group, ProcessGroup):
-                config = c10d.BackendConfig(backend)
-                c10d._world.pg_map[group] = backend, kept
-                c10d._world.pg_backend_config[group] = str(config)
-                group.stand_in(config.get_device_backend_map())
+                _answer(group, kept, backend)
         else:
             group, kept = self._original(size, rank, ranks, backend, store, *rest, **named)
         self._made(group)
         return group, kept
 
 
+def _answer(group: ProcessGroup, store: Any, backend: str) -> None:
+    """Have PyTorch and the group answer as a group of `backend` would."""
+    config = c10d.BackendConfig(backend)
+    c10d._world.pg_map[group] = backend, store
+    c10d._world.pg_backend_config[group] = str(config)
+    group.stand_in(config.get_device_backend_map())
+
+
 class CommunicationRecord:
     """Record of whether the program's ranks have communicated: if not, each of them has trained a network of its own.
 
-    Such programs (`describe`) end with exit code 0. So rank 0 says it at the end, by what it has done itself.
+    A program without `init_process_group` makes no process group; Accelerate without `cpu=True`, and a loop without
+    DistributedDataParallel, make one and do not use it. All end with exit code 0. So rank 0 says it at the end, by what
+    it has done itself.
     """
 
     def __init__(self) -> None:
@@ -136,12 +153,16 @@ class CommunicationRecord:
         return self._communicated or any(group.exchanged for group in self._groups)
 
     def describe(self, ranks: int) -> str:
-        """Return a line for the end of a program: what was missing, and the remedy; empty where nothing was."""
+        """Return a line for the end of a program on so many ranks: what was missing, and the remedy.
+
+        Empty if they have communicated.
+        """
         if ranks == 1 or self.any:
             return ""
-        fault = "made no process group; call torch.distributed.init_process_group()"
-        if self._groups:
-            fault = "made a process group, but rank 0 exchanged no tensor in it; wrap the model in "
-            fault += "DistributedDataParallel"
+        fault, call = (
+            ("made a process group, but rank 0 exchanged no tensor in it; wrap the model in", "DistributedDataParallel")
+            if self._groups
+            else ("made no process group; call", "torch.distributed.init_process_group()")
+        )
         libraries = f'Accelerate: Accelerator(cpu=True); Lightning: Trainer(strategy="ddp", devices={ranks})'
-        return f"unisono: {ranks} ranks ran alone: the program {fault} ({libraries})"
+        return f"unisono: {ranks} ranks ran alone: the program {fault} {call} ({libraries})"

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 RUN_VARIABLE = "UNISONO_RUN"
 """Variable of programs that `unisono run` started: env:// is served by our store, whatever address is set."""
 
-TIMEOUT = timedelta(minutes=30)  # PyTorch's own default
+TIMEOUT = timedelta(minutes=30)
+"""PyTorch's own default."""
 
 Handler = Callable[..., Iterator[tuple[Any, int, int]]]
 

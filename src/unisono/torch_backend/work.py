@@ -42,9 +42,14 @@ NO_TIMEOUT = timedelta()
 
 
 class Work(WorkBase):  # type: ignore[misc]  # untyped
-    """Handle that every operation returns. `result` is the value of its future, `seconds` its timeout."""
+    """Handle that every operation returns.
 
-    number = 0  # number of a collective among those of its group, the same on all ranks that make the same calls
+    `name` is the operation, `result` the value of its future, `seconds` its timeout, and `event` the profiler's, if one
+    is active.
+    """
+
+    number = 0
+    """Number of a collective among those of its group, the same on all ranks that make the same calls."""
 
     def __init__(
         self, name: str, result: Any, seconds: float, completions: Completions, event: Event | None = None
@@ -116,12 +121,15 @@ class Work(WorkBase):  # type: ignore[misc]  # untyped
             raise BackendError(f"{self.name}: Timed out waiting {seconds:g} s; it is still under way")
 
     def synchronize(self) -> None:
+        """Do the same as `wait`."""
         self.wait()
 
     def is_completed(self) -> bool:
+        """Return True once the operation is over."""
         return self._ended
 
     def is_success(self) -> bool:
+        """Return True if the operation is over and has succeeded."""
         return self._ended and self._error is None
 
     def exception(self) -> BackendError | None:
@@ -183,7 +191,10 @@ class Completions:
 
 
 class Event:
-    """Profiler event of an operation, from its creation until `end`: asynchronous if that is on another thread."""
+    """Profiler event of an operation, from its creation until `end`.
+
+    One that ends on another thread than it began on counts as asynchronous, as these events do.
+    """
 
     def __init__(self, name: str, inputs: Sequence[torch.Tensor]) -> None:
         handle = torch.autograd._record_function_with_args_enter(f"unisono:{name}", *inputs)  # type: ignore[attr-defined]
@@ -219,7 +230,8 @@ class SubmissionQueue:
 
     def __init__(self, group: str, rank: int, size: int, calls: Calls) -> None:
         self.group, self.rank, self.size, self.calls = group, rank, size, calls
-        self.ended = ""  # error of collectives after the end of the group; empty before it
+        self.ended = ""
+        """Error of collectives after the end of the group; empty before it."""
         self._closed = False  # the thread carries out what is queued, and nothing more
         self._number = 0
         self._waiting = 0  # collectives that are not over
@@ -254,6 +266,7 @@ class SubmissionQueue:
         return work
 
     def describe(self, work: Work) -> str:
+        """Return a description of a collective for messages."""
         return f"rank {self.rank} of {self.size}: {work.name}, number {work.number} of group {self.group}"
 
     @property
