@@ -47,33 +47,33 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_279,
+    ".": 3_283,
     "asynchronous": 1_069,
     "bench": 1_530,
     "cli": 2_423,
-    "collectives": 3_851,
+    "collectives": 4_024,
     "compute": 1_249,
     "data": 6_438,
     "elastic": 1_226,
-    "engine": 559,
+    "engine": 583,
     "foresight": 798,
     "horovod": 995,
     "lab": 464,
     "measure": 1_444,
     "models": 776,
-    "network": 1_720,
-    "optimizers": 515,
+    "network": 1_730,
+    "optimizers": 523,
     "papers": 655,
     "plan": 3_530,
-    "reducer": 3_998,
+    "reducer": 4_083,
     "rules": 1_165,
-    "schedules": 1_656,
+    "schedules": 1_679,
     "step": 2_782,
-    "tensor_parallel": 1_012,
+    "tensor_parallel": 1_025,
     "testing": 1_658,
-    "torch_backend": 1_970,
+    "torch_backend": 2_041,
     "training": 7_209,
-    "transports": 4_273,
+    "transports": 4_311,
     "view": 980,
     "wires": 279,
 }
@@ -96,7 +96,7 @@ SPLIT_LAYERS = {
 }
 """Definitions that only split layers use, beside FILES_OF_SPLIT_LAYERS: their planning."""
 
-MAX_LINES_OF_SPLIT_LAYERS = 1_486
+MAX_LINES_OF_SPLIT_LAYERS = 1_499
 """Lines of split layers with their planning."""
 
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -12,7 +12,7 @@ from unisono.errors import ScheduleError
 from unisono.placement import one_rank_per_node
 from unisono.schedules import find, names
 from unisono.schedules.schedule import Algorithm, Lane, Program, add, receive, send
-from unisono.schedules.verify import Goal, verify
+from unisono.schedules.verify import Goal, check_placement, verify
 
 
 def on_two_ranks(*lanes: Lane, chunks: int = 1) -> Algorithm:
@@ -200,3 +200,8 @@ def test_remote_landing_or_columns_above_the_limit_of_the_program() -> None:
     refused(named(2, 1), r"rank 0 adds in the lanes of columns \[0, 1\]; at most one is allowed")
     refused(named(1, 0), "rank 0: 1 chunks are received at once from other nodes; the program's limit is 0")
     verify(named(1, 0), 2, placement=regular(1, 1, 2))
+
+
+def test_columns_of_no_lane_count_no_additions() -> None:
+    """A placement is checked by itself, too: a program of more columns than lanes only sends here."""
+    check_placement(0, Program(1, (((send(1, 0),),),), columns=2), one_rank_per_node(2))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tomllib
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from unisono.errors import TableError
 from unisono.network import DEFAULT as DEFAULT_NETWORK
-from unisono.network import Amount, Network, estimate
-from unisono.network.estimate import least_cost
+from unisono.network import Network, estimate
+from unisono.network.estimate import LeastCost, least_cost
 from unisono.placement import Placement, one_rank_per_node
 from unisono.schedules import candidates, find, names
 from unisono.schedules.numbering import suits_round_robin
@@ -87,7 +87,7 @@ def _find_cheapest(collective: str, placement: Placement, network: Network, nbyt
     columns = min(map(len, placement.nodes))
     excluded = "leader" if nbytes > MAX_LEADER_BYTES * columns else "hierarchical"
     costs = _least_costs(collective, placement, network)
-    bounds = {name: cost(nbytes) for name, cost in costs.items() if name.partition("/")[0] != excluded}
+    bounds = {name: cost.seconds(nbytes) for name, cost in costs.items() if name.partition("/")[0] != excluded}
     rank_of = {name: rank for rank, name in enumerate(bounds)}
     best = float("inf"), 0, ""
     for name in sorted(bounds, key=bounds.__getitem__):
@@ -98,7 +98,7 @@ def _find_cheapest(collective: str, placement: Placement, network: Network, nbyt
 
 
 @lru_cache(maxsize=64)
-def _least_costs(collective: str, placement: Placement, network: Network) -> Mapping[str, Callable[[Amount], Amount]]:
+def _least_costs(collective: str, placement: Placement, network: Network) -> Mapping[str, LeastCost]:
     names = candidates(collective, placement)
     return {name: least_cost(getattr(find(name, placement), collective), placement, network) for name in names}
 

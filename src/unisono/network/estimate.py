@@ -16,10 +16,9 @@ It chooses a schedule when nothing has been measured. `price` models one rank, `
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from operator import itemgetter
 from typing import NamedTuple
 
 from unisono.network.links import EVEN, Amount, Network, Uneven
@@ -80,9 +79,10 @@ def estimate(
     if not few:
         groups = [(network, [rank for rank in programs if placement.node_of(rank) not in slow])]
         groups += [(slowed(network, times), [*placement.nodes[node]]) for node, times in slow.items()]
-        for links, ranks in filter(itemgetter(1), groups):
-            largest = most_expensive(programs.__getitem__, ranks, placement, links, nbytes / pieces, crossing)
-            chain = max(chain, largest)
+        for links, ranks in groups:
+            if ranks:
+                largest = most_expensive(programs.__getitem__, ranks, placement, links, nbytes / pieces, crossing)
+                chain = max(chain, largest)
     pace = max(busy, chain / min(IN_FLIGHT, pieces))
     return max(chain, busy) + (pieces - 1) * pace
 
@@ -93,15 +93,24 @@ def _ends(placement: Placement, slow: Mapping[int, float]) -> list[int]:
     return [*spread(placement.ranks, MAX_CHAINS), *deepest, *(rank for node in slow for rank in placement.nodes[node])]
 
 
-def least_cost(algorithm: Algorithm, placement: Placement, network: Network) -> Callable[[Amount], Amount]:
-    """Return the function of a payload's bytes that returns the seconds below which no estimate of a schedule is: those
-    of rank 0's rounds one after another, each with its alpha and its bytes on its own link."""
+class LeastCost(NamedTuple):
+    """Seconds below which no estimate of a schedule is, for each lane of rank 0: latency + bytes * per_byte."""
+
+    lanes: tuple[tuple[Amount, Amount], ...]
+
+    def seconds(self, nbytes: Amount) -> Amount:
+        """Return the seconds for a payload of `nbytes` bytes."""
+        return max(latencies + nbytes * per_byte for latencies, per_byte in self.lanes)
+
+
+def least_cost(algorithm: Algorithm, placement: Placement, network: Network) -> LeastCost:
+    """Return the least cost: rank 0's rounds one after another, each with its alpha and its bytes on its own link."""
     program = algorithm(0, placement.ranks)
-    lanes: list[tuple[Amount, Amount]] = []
+    lanes = []
     for lane in loads(program, 0, placement):
         chunks = max(sum(load.node_out for load in lane), sum(load.node_in for load in lane))
         lanes.append((sum(latency(load, network) for load in lane), chunks * network.beta / program.chunks))
-    return lambda nbytes: max(latencies + nbytes * per_byte for latencies, per_byte in lanes)
+    return LeastCost(tuple(lanes))
 
 
 def _busy(

@@ -408,7 +408,7 @@ def critical_path(play: Play) -> tuple[Delay, ...]:
     seconds: defaultdict[tuple[Cause, str], float] = defaultdict(float)
     workload, routes, busiest = play.workload, play.routes, play.routes.seconds(play.workload)
     rounds = int(play.ended_at.argmax()) if len(play.ended_at) else None
-    while rounds is not None:  # what it has waited for
+    while rounds is not None:  # what it has waited for, backwards from the last round
         current = rounds
         begun, ended = float(play.begun_at[current]), float(play.ended_at[current])
         messages = _messages(play, current)

@@ -38,6 +38,7 @@ ELEMENT_BYTES = 4
 """Bytes of an element; payloads are cut at multiples of it."""
 
 NUMBERS = {action: index for index, action in enumerate(Action)}
+"""Number of each action in arrays: 0 for SEND, 1 for RECEIVE, 2 for ADD."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Schedules: one algorithm per file, and the table of their names.
 
-A name may have a variant after a slash, if its file lists any: "halving/round-robin". The rounds of each, and the bytes
-that a rank sends, are in `docs/algorithms.md`; p is the number of ranks, n that of a payload's bytes.
+A name may have a variant after a slash, if its file lists any: "halving/round-robin". In the docstrings
+p is the number of ranks, n that of a payload's bytes.
 """
 
 from __future__ import annotations

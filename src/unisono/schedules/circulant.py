@@ -16,10 +16,12 @@ The reduce-scatter is the same backwards: a rank sends away what it would have t
 
 Where p is a power of two, as here, partners exchange: a pair waits for each other once a round. The largest messages
 go between neighbours, which often share a switch. For other p, a range of chunks that goes beyond the last one is two
-transfers. Used for short payloads, whose time is that of their rounds.
+transfers.
 
-A broadcast sends each rank its chunk down the tree, and then gathers; a reduction is that backwards. The root sends
-2n(p-1)/p bytes, where the tree sends n log2 p.
+Rounds: 2 ceil(log2 p). Bytes sent by each rank: 2n(p-1)/p. Used for short payloads, whose time is that of their rounds.
+
+A broadcast sends each rank its chunk down the tree, and then gathers; a reduction is that backwards. Rounds: up to
+2 ceil(log2 p). Bytes sent by the root: 2n(p-1)/p, where the tree sends n log2 p.
 
 An all-to-all hands chunks on. 4 ranks; from rank 0 chunk 3 goes a distance of 3 = 1 + 2, chunk 1 of 1, chunk 2 of 2:
 
@@ -30,7 +32,8 @@ An all-to-all hands chunks on. 4 ranks; from rank 0 chunk 3 goes a distance of 3
     rank 3  0→0 2→0 6←2 15←2  1→1 15→1 5←1 4←1
 
 Chunk 15, of the distance 3, is on its way; chunk 4 + s came from rank s. Through sockets, what goes to one rank in a
-round is one message.
+round is one message. Rounds: ceil(log2 p), where `direct` sends p-1 messages. Bytes sent by each rank: up to
+n/2 ceil(log2 p).
 Source: Träff, 2023; Bruck and others, 1997; van de Geijn, 1994.
 """
 

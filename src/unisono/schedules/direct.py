@@ -10,9 +10,9 @@
     rank 2  3→3 0→0 1→1 +2←3 +2←0 +2←1  2→3 2→0 2→1 3←3 0←0 1←1
     rank 3  0→0 1→1 2→2 +3←0 +3←1 +3←2  3→0 3→1 3→2 0←0 1←1 2←2
 
-One rank sums a chunk in one operation, so a sum is rounded once: Theano-MPI (section 3.2) builds ASA, and ASA16 with
-float16 messages, on this. Between two rounds only its owner accesses a chunk; on shared memory both rounds can
-therefore be one pass (`transports/fused.py`).
+Rounds: 2. Bytes sent by each rank: 2n(p-1)/p. One rank sums a chunk in one operation, so a sum is rounded once:
+Theano-MPI (section 3.2) builds ASA, and ASA16 with float16 messages, on this. Between two rounds only its owner
+accesses a chunk; on shared memory both rounds can therefore be one pass (`transports/fused.py`).
 
 `all_to_all` is a round of the same form without sums: chunk d goes to rank d, where it is chunk p+r.
 """

@@ -10,7 +10,8 @@
     rank 2  0→3 0→0 0→1 +0←3 +0←0 +0←1
     rank 3  0→0 0→1 0→2 +0←0 +0←1 +0←2
 
-The contributions of a round are summed in the order of ranks, so all ranks end with the same bits as by `direct`.
+Rounds: 1. Bytes sent by each rank: n(p-1). The contributions of a round are summed in the order of ranks, so all ranks
+end with the same bits, equal to those of `direct`.
 """
 
 from unisono.placement import Placement

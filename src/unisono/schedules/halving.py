@@ -8,8 +8,8 @@
     rank 2  0-1→0 +2-3←0  3→3 +2←3  2→3 3←3  2-3→0 0-1←0
     rank 3  0-1→1 +2-3←1  2→2 +3←2  3→2 2←2  2-3→1 0-1←1
 
-The largest messages go to the farthest ranks, which is slow if the nodes of a supernode share an uplink (swCaffe
-section 5.1, equations 2 and 3).
+Rounds: 2 log2 p. Bytes sent by each rank: 2n(p-1)/p. The largest messages go to the farthest ranks, which is slow if
+the nodes of a supernode share an uplink (swCaffe section 5.1, equations 2 and 3).
 
 If p is not a power of two, 2^k < p < 2^(k+1): each of the first p - 2^k odd ranks and the even rank before it first sum
 one half each. The odd rank sends its half to the even rank and receives the result at the end. With 3 ranks (2 chunks):

@@ -23,8 +23,9 @@
 There are as many columns as the smallest node has ranks; further ranks own none. Each column is a separate lane, cut
 into the chunks of the schedule between the N nodes. If that schedule has several lanes, each column has as many.
 
-A rank of a node of k sends up to 2n(k-1)/k bytes within its node. With one rank per node it is the schedule between the
-nodes.
+Rounds: 2 more than the schedule between the nodes. Bytes: a rank of a node of k sends up to 2n(k-1)/k within its node.
+The link of a node carries the bytes of one rank of the schedule between nodes: 2n(N-1)/N for `ring`, `halving` and
+`direct`, compared to 2n(p-1)/p for a ring of all p ranks. With one rank per node it is the schedule between the nodes.
 Source: DIMD, which sums the GPUs of a node before its trees between nodes; the columns make every rank take part.
 """
 

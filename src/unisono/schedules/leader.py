@@ -13,8 +13,9 @@ replaces):
     rank 2  +0←3     0→0      0←0      0→3
     rank 3  0→2      0←2
 
-It is `hierarchical` with one column: fewer messages for a node's processor and link, so better for short payloads.
-Columns share the work of long ones.
+Rounds: 2 more than the schedule between the nodes. Bytes: the leader of a node of k receives n(k-1) and sends as many;
+the link of a node carries the bytes of one rank of the schedule between nodes. It is `hierarchical` with one column:
+fewer messages for a node's processor and link, so better for short payloads. Columns share the work of long ones.
 Source: DIMD, which sums the GPUs of a node so before its trees between nodes.
 """
 

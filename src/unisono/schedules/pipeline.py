@@ -10,8 +10,9 @@
     rank 2  +0←3     0→1      0←1      0→3
     rank 3  0→2      0←2
 
-While one piece goes to the root and back, the pieces behind it keep the other links busy. Each link carries n bytes in
-each direction and each rank communicates with two others, so long links cost no more than short ones.
+Rounds: 4 for a rank in the middle, 2 at the ends. One piece needs 2(p-1) steps to the root and back; meanwhile the
+pieces behind it keep the other links busy. Bytes sent by each rank: 2n, n at the ends. Each link carries n in each
+direction and each rank communicates with two others, so long links cost no more than short ones.
 Source: DIMD section 4.2, which names it, a ring reduced to a root and broadcast the other way, beside its trees.
 """
 

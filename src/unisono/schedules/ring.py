@@ -11,7 +11,7 @@ sums it into place, `2←3` replaces):
     rank 2  1→3 +0←1  0→3 +3←1  3→3 +2←1  2→3 1←1  1→3 0←1  0→3 3←1
     rank 3  2→0 +1←2  1→0 +0←2  0→0 +3←2  3→0 2←2  2→0 1←2  1→0 0←2
 
-Each rank sends the fewest bytes possible, and every link carries equally many.
+Rounds: 2(p-1). Bytes sent by each rank: 2n(p-1)/p, the minimum; every link carries equally many.
 Source: Patarasuk and Yuan, 2009; DIMD section 4.2 names it beside its trees.
 """
 

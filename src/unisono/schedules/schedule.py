@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -110,9 +109,16 @@ def others(rank: int, ranks: int) -> list[int]:
     return [*range(rank + 1, ranks), *range(rank)]
 
 
-send = partial(Transfer, Action.SEND)
-"""Function (peer, chunk, span = 1) that returns a transfer that sends the chunks to `peer`."""
-receive = partial(Transfer, Action.RECEIVE)
-"""Likewise one that replaces the chunks by those from `peer`."""
-add = partial(Transfer, Action.ADD)
-"""Likewise one that sums the chunks from `peer` into the own ones."""
+def send(peer: int, chunk: int, span: int = 1) -> Transfer:
+    """Return a transfer that sends the chunks to `peer`."""
+    return Transfer(Action.SEND, peer, chunk, span)
+
+
+def receive(peer: int, chunk: int, span: int = 1) -> Transfer:
+    """Return a transfer that replaces the chunks by those from `peer`."""
+    return Transfer(Action.RECEIVE, peer, chunk, span)
+
+
+def add(peer: int, chunk: int, span: int = 1) -> Transfer:
+    """Return a transfer that sums the chunks from `peer` into the own ones."""
+    return Transfer(Action.ADD, peer, chunk, span)

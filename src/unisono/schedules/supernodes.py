@@ -16,8 +16,9 @@ Each of the three parts is that part of `circulant`, for any number of ranks and
 columns as the smallest supernode has ranks; further ranks of another send their payload to those with columns first, a
 column to each, and receive the sums at the end.
 
-Uplinks carry the fewest bytes possible. `halving/round-robin` does the same where both numbers are powers of two. While
-a piece is between the supernodes, others are within them.
+Rounds, for S supernodes of q ranks: 2 ceil(log2 q) + 2 ceil(log2 S), and 2 more where their numbers of ranks differ.
+Bytes sent by each rank: 2n(p-1)/p; over an uplink 2n(S-1)/S, the least possible. `halving/round-robin` does the same
+where both numbers are powers of two. While a piece is between the supernodes, others are within them.
 Source: swCaffe section 5.1, whose numbering has this order of rounds; any numbers by Bruck and others, 1997.
 """
 

@@ -13,10 +13,14 @@
     rank 2  +0←3       0→0      0←0      0→3
     rank 3  0→2        0←2
 
-2(p-1) messages are the minimum: every rank but the root must send and receive one. The root sums from all its children
-in one round, and sends to the child with the most ranks below it first. `tree/binary` gives a rank two children at
-most, each with half of the positions below it: calls one after another take as long as the busiest link.
+Rounds: 4 for a rank with a parent and children, 2 for one that lacks either; 2 log2 p steps from the first message to
+the last. Messages: 2(p-1) in all, the minimum: every rank but the root must send and receive one. Bytes sent by each
+rank: n for a leaf, up to n log2 p at the root. The root sums from all its children in one round, and sends to the child
+with the most ranks below it first.
 Source: Thakur, Rabenseifner and Gropp, 2005.
+
+`tree/binary` gives a rank two children at most, each with half of the positions below it: no more steps on 8 ranks, and
+a link carries 2n at most. Calls one after another take as long as the busiest link.
 """
 
 from collections.abc import Callable

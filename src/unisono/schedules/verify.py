@@ -241,12 +241,15 @@ def check_program(rank: int, ranks: int, program: Program, first: Program) -> No
 def check_placement(rank: int, program: Program, placement: Placement) -> None:
     """Check the fields of a program that depend on the placement: `columns`, `landing_remote` and `steady`."""
     a_column, node = len(program.lanes) // program.columns, placement.node_of(rank)
-    rounds = [(index // a_column, moves) for index, lane in enumerate(program.lanes) for moves in lane]
-    adding = {column for column, moves in rounds if any(move.action is Action.ADD for move in moves)}
+    adding = {
+        index // a_column
+        for index, lane in enumerate(program.lanes)
+        if any(move.action is Action.ADD for moves in lane for move in moves)
+    }
     if program.columns > 1 and len(adding) > 1:
         raise ScheduleError(f"rank {rank} adds in the lanes of columns {sorted(adding)}; at most one is allowed")
     sources = set[int]()
-    for _, moves in rounds:
+    for moves in (moves for lane in program.lanes for moves in lane):
         far = [move for move in moves if move.action is not Action.SEND and placement.node_of(move.peer) != node]
         sources |= {move.peer for move in far}
         landing = sum(move.span for move in far if move.action is Action.ADD)

@@ -56,7 +56,7 @@ REDUCE(sum_int64, uint64, uint64_t, SAME, SAME, ADDED)
 REDUCE(maximum_int32, int32, int32_t, SAME, SAME, LARGER)
 REDUCE(maximum_int64, int64, int64_t, SAME, SAME, LARGER)
 
-/* By kind; NULL for rows that are no reductions. */
+/* By kind; NULL for rows that are no reductions, which `move` leaves out, as kinds beyond the last. */
 static void (*const REDUCTIONS[])(const Row *row, Py_ssize_t more) = {
     [SUM_FLOAT32] = sum_float32,        [SUM_FLOAT64] = sum_float64,     [SUM_BFLOAT16] = sum_bfloat16,
     [SUM_INT32] = sum_int32,            [SUM_INT64] = sum_int64,         [MAXIMUM_INT32] = maximum_int32,
@@ -66,7 +66,7 @@ static void (*const REDUCTIONS[])(const Row *row, Py_ssize_t more) = {
 void move(const Row *row, Py_ssize_t more) {
     if (row->kind == COPY) {
         memcpy((void *)(intptr_t)row->into, (const void *)(intptr_t)row->one, (size_t)row->count);
-    } else if (REDUCTIONS[row->kind] != NULL) {
+    } else if ((uint64_t)row->kind < sizeof REDUCTIONS / sizeof *REDUCTIONS && REDUCTIONS[row->kind] != NULL) {
         REDUCTIONS[row->kind](row, more);
     }
 }

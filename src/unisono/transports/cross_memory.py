@@ -24,6 +24,7 @@ import ctypes
 import os
 import secrets
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -71,9 +72,14 @@ def open_cross_memory(comm: MPI.Intracomm, signals: Signals) -> CrossMemory | No
     return cross if allreduce_min(comm, readable) else None  # and `proof` lives until all have read it
 
 
-Piece = tuple[int, int, list[Step]]
-"""Piece of a rank's own chunk: the bytes before it in the payload, its bytes, and the steps that reduce it once the
-others' were read into the scratch memory."""
+class Piece(NamedTuple):
+    """Piece of a rank's own chunk."""
+
+    offset: int
+    """Bytes before it in the payload."""
+    nbytes: int
+    steps: list[Step]
+    """Steps that reduce it, once the others' were read into the scratch memory."""
 
 
 class CrossMemory:
@@ -112,10 +118,9 @@ class CrossMemory:
 
     def read_and_reduce(self, addresses: Sequence[int], piece: Piece) -> None:
         """Reduce a piece of the payloads at the `addresses` of all ranks."""
-        offset, nbytes, steps = piece
         for rank, into in self._into.items():
-            self.read(rank, addresses[rank] + offset, into, nbytes)
-        perform(steps)
+            self.read(rank, addresses[rank] + piece.offset, into, piece.nbytes)
+        perform(piece.steps)
 
     def exchange_addresses(self, barrier: Callable[[], None], address: int, nbytes: int) -> list[int] | None:
         """Enter a barrier, and return the addresses of the payloads of all ranks.
@@ -123,7 +128,7 @@ class CrossMemory:
         None on all ranks if the kernel does not copy one of them: memory of a device driver, or secret memory.
         """
         line, rank = self._addresses[(self.signals.sequence + 1) & 1], self.signals.rank
-        ends = (address, address + nbytes - 1) if nbytes else ()
+        ends = (address, address + nbytes - 1) if nbytes else ()  # of the own bytes
         copied = all(self.try_read(rank, end, self._byte.ctypes.data, 1) for end in ends)
         line[rank][0] = address if copied else 0
         barrier()
@@ -179,9 +184,8 @@ def _allreduce(cross: CrossMemory, plan: Plan, address: int, _: int) -> Move:
     def move(addresses: Sequence[int]) -> None:
         for piece in pieces:
             cross.read_and_reduce(addresses, piece)
-            offset, nbytes, _ = piece
             for rank in cross.others:
-                cross.write(rank, addresses[rank] + offset, address + offset, nbytes)
+                cross.write(rank, addresses[rank] + piece.offset, address + piece.offset, piece.nbytes)
 
     return move
 
@@ -197,7 +201,7 @@ def _plan_pieces(cross: CrossMemory, plan: Plan, address: int, target: int | Non
         into = chunk if target is None else arithmetic.view(MPI.memory.fromaddress(target + offset - start, nbytes))
         read = {peer: arithmetic.view(memory[:nbytes]) for peer, memory in cross.scratch.items()}
         sources = [chunk if peer == rank else read[peer] for peer in range(cross.signals.size)]
-        pieces.append((offset, nbytes, arithmetic.reduce(sources, into, sources[0])))
+        pieces.append(Piece(offset, nbytes, arithmetic.reduce(sources, into, sources[0])))
     return pieces
 
 

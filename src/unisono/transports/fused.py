@@ -3,7 +3,8 @@
 Each equals one schedule, bit for bit: `FUSED[collective, schedule]`. A test compares them. A reduction goes in place if
 the payload is in shared memory. All else goes through slots in a shared window, in pieces, one copy in and one out:
 
-    flat             copy in, barrier, each rank reduces all slots                      1 barrier, p x n read by each
+    flat             copy in, barrier, each rank reduces all slots                      1 barrier, p x n read by each:
+                                                                                        up to some ten kilobytes
     reduce           copy the others' segments in, barrier, reduce the own, barrier, copy out     2 barriers a piece
 
                      rank 0's slot   | ...... | B0 | C0 |        rank 1 reduces B0, its own B and B2, and writes the
@@ -22,8 +23,9 @@ the payload is in shared memory. All else goes through slots in a shared window,
                 rank 2        | to 0 .......... | to 1 .. |
                      cut into pieces ─┴─
 
-Each rank begins with the next one, so that no rank is the first of all others. A rank reads its own contribution to a
-sum directly from the tensor.
+Each rank begins with the next one, so that no rank is the first of all others. Each rank sees all sent and all expected
+sizes: if two differ, all ranks raise the same error. A rank reads its own contribution to a sum directly from the
+tensor.
 
 In place, the two rounds of `direct` are one pass, without a copy and with two barriers. Each rank owns a segment, the
 chunk of its number. Between the barriers no other rank accesses that segment in any rank's memory. So each summed block
@@ -41,6 +43,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
@@ -149,20 +152,27 @@ def staged_reduce_scatter(memory: NodeMemory, plan: Plan, payload: int, shard: i
     return longer_player_of(memory.signals, plan.call, rounds_from, len(memory.addresses), plan.arithmetic)
 
 
-StreamPart = tuple[int, int, int, int]
-"""Part of a rank's stream: the bytes before it there, its address here, its bytes, and the rank whose stream it is."""
+class StreamPart(NamedTuple):
+    """Part of the stream of bytes that a rank sends, or receives of another rank's stream."""
+
+    first: int
+    """Bytes before it in the stream."""
+    address: int
+    nbytes: int
+    rank: int = -1
+    """Rank that sends the stream in which it is received."""
 
 
 def staged_all_gather(memory: NodeMemory, call: Call, parts: Sequence[tuple[int, int]]) -> Play:
     """Return a function that copies parts[r], its address and its bytes, of rank r to all ranks."""
-    stream = [(0, *parts[memory.rank], memory.rank)]
-    received = [(0, *parts[rank], rank) for rank in others(memory.rank, memory.size)]
+    stream = [StreamPart(0, *parts[memory.rank])]
+    received = [StreamPart(0, *parts[rank], rank) for rank in others(memory.rank, memory.size)]
     return _streamed(memory, call, stream, received, max(nbytes for _, nbytes in parts))
 
 
 def staged_broadcast(memory: NodeMemory, plan: Plan, _: int, address: int) -> Play:
     """Return a function that copies the root's payload into that of all ranks: it writes each piece once."""
-    part, at_root = (0, address, plan.nbytes, plan.root), memory.rank == plan.root
+    part, at_root = StreamPart(0, address, plan.nbytes, plan.root), memory.rank == plan.root
     return _streamed(memory, plan.call, [part] if at_root else [], [] if at_root else [part], plan.nbytes)
 
 
@@ -170,9 +180,11 @@ def staged_all_to_all(memory: NodeMemory, plan: Plan, sends: int, receives: int)
     """Return a function that sends row d at `sends` to rank d, and fills row s at `receives` from rank s."""
     rank, size = memory.rank, memory.size
     nbytes = plan.nbytes // size
-    stream = [(index * nbytes, sends + peer * nbytes, nbytes, rank) for index, peer in enumerate(others(rank, size))]
+    stream = [
+        StreamPart(index * nbytes, sends + peer * nbytes, nbytes) for index, peer in enumerate(others(rank, size))
+    ]
     received = [
-        ((rank - source - 1) % size * nbytes, receives + source * nbytes, nbytes, source)
+        StreamPart((rank - source - 1) % size * nbytes, receives + source * nbytes, nbytes, source)
         for source in reversed(others(rank, size))
     ]
     own_chunk = copy(receives + rank * nbytes, sends + rank * nbytes, nbytes)
@@ -189,7 +201,9 @@ def all_to_all_v(memory: NodeMemory, call: Call, sends: Sequence[Array], receive
     sizes[rank] = [len(part) for part in sends], [len(part) for part in receives]
     staged_all_gather(memory, call, [(of_rank.ctypes.data, of_rank.nbytes) for of_rank in sizes])()
     outgoing, incoming = sizes[:, 0].tolist(), sizes[:, 1].tolist()
-    for source, target in np.argwhere(sizes[:, 0] != sizes[:, 1].T):
+    differing = np.argwhere(sizes[:, 0] != sizes[:, 1].T)  # what s sends to d, and what d expects of s
+    if len(differing):
+        source, target = differing[0]
         ranks, sent, expected = memory.signals.ranks, outgoing[source][target], incoming[target][source]
         raise MismatchError(size_mismatch(call.description, ranks[source], ranks[target], sent, expected))
 
@@ -199,9 +213,9 @@ def all_to_all_v(memory: NodeMemory, call: Call, sends: Sequence[Array], receive
 
     parts = [sends[peer] for peer in others(rank, size)]
     firsts = accumulate(map(len, parts), initial=0)
-    stream = [(first, part.ctypes.data, len(part), rank) for first, part in zip(firsts, parts, strict=False)]
+    stream = [StreamPart(first, part.ctypes.data, len(part)) for first, part in zip(firsts, parts, strict=False)]
     received = [
-        (bytes_before(source), receives[source].ctypes.data, len(receives[source]), source)
+        StreamPart(bytes_before(source), receives[source].ctypes.data, len(receives[source]), source)
         for source in reversed(others(rank, size))
     ]
     longest = max(sum(row) - row[source] for source, row in enumerate(outgoing))

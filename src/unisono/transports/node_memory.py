@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -101,6 +101,13 @@ def _drop(shared: dict[int, SharedMemory], index: int) -> None:
         released.clear_plans()
 
 
+class Clearable(Protocol):
+    """Container of what was prepared on memory."""
+
+    def clear(self) -> None:
+        """Drop all."""
+
+
 class SharedMemory:
     """Mappings of the memory of all ranks of a node, including the own; `allocate_shared` makes it."""
 
@@ -113,7 +120,7 @@ class SharedMemory:
         """Memory of each rank, by rank."""
         self.starts = [mapping.data_ptr() for mapping in mappings]
         """Addresses of that memory."""
-        self._plans: dict[int, Any] = {}
+        self._plans: dict[int, Clearable] = {}
 
     def tensor(self, length: int, dtype: torch.dtype, on_release: Callable[[], None]) -> torch.Tensor:
         """Return a tensor of the own memory; `on_release` is called, in any thread, after its last view."""
@@ -121,8 +128,8 @@ class SharedMemory:
         weakref.finalize(kept, on_release).atexit = False
         return torch.frombuffer(kept, dtype=dtype, count=length)
 
-    def plan(self, plans: Any) -> None:
-        """Register plans that hold views of this memory; `clear_plans` calls their `clear`."""
+    def plan(self, plans: Clearable) -> None:
+        """Register plans that hold views of this memory; `clear_plans` clears them."""
         self._plans[id(plans)] = plans
 
     def clear_plans(self) -> None:

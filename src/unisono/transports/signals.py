@@ -17,11 +17,12 @@ slots. A token that equals the one of two barriers ago by chance (1 in 2^61) wou
 A few bytes of payload travel beside the token (`inline`), in the cache lines that a waiting rank reads anyway. They are
 read before the next barrier is entered, and overwritten for the next but one.
 
-A wait polls the rows of the others, and yields the core between polls: after a thousand polls (some 50 us) if each rank
-has its own cores, after 128 if the threads of a rank share one, at once if ranks do. The main thread of a rank with
-cores of its own goes on polling: Linux may give a core that is yielded to any other program, for some milliseconds,
-while the late rank needs microseconds. `Win.Sync` is the memory fence that MPI requires. Barriers leave it out on
-x86-64, whose processors keep the order of stores and of loads: it would cost more than the rest of a barrier.
+A wait polls the rows of the others. If each rank has its own cores, it polls a thousand times (some 50 us) before it
+yields the core between polls. If the threads of a rank share one, it yields after 128; if ranks do, at once. The main
+thread of a rank with cores of its own, which has nothing else to do, goes on polling: Linux may give a core that is
+yielded to any other program, for some milliseconds, while the late rank needs microseconds. `Win.Sync`
+is the memory fence that MPI requires. Barriers leave it out on x86-64, whose processors keep the order of stores and
+the order of loads: there it would cost more than the rest of a barrier.
 """
 
 from __future__ import annotations
@@ -205,8 +206,7 @@ class Signals:
 
     def _complete(self, call: Call) -> None:
         """Wait until all ranks have entered the barrier that this one has. Raises MismatchError as `barrier` does."""
-        if self._state[ENDED]:
-            self._check_interrupt()
+        self._check_end()
         index, before = TOKEN_WORDS if self.sequence & 1 else 0, self._state[BEFORE]
         token, agreed = self._own[index], True
         for row in self._others:
@@ -245,6 +245,7 @@ class Signals:
 
     def _raise_mismatch(self, call: Call) -> None:
         """Exchange descriptions and raise MismatchError; on every rank, as each differs from at least one other."""
+        self._check_end()
         index = (self.sequence & 1) * TOKEN_WORDS
         tokens = [int(row[index]) for row in self._rows]  # which the next barrier but one must find replaced
         self._descriptions[self.rank][:] = encode_words(self._labelled(call))
@@ -260,11 +261,17 @@ class Signals:
         self._state[SEQUENCE] += 1
         index = (self.sequence & 1) * TOKEN_WORDS
         self.fence()
+        self._check_end()
         self._own[index] = -self.sequence
         for rank, row in enumerate(self._rows):
             if rank != self.rank:
                 self._wait_for_token(row, index, before[rank], call)
         self.fence()
+
+    def _check_end(self) -> None:
+        """Raise the world's failure if it has ended, also meanwhile, in another thread."""
+        if self._state[ENDED]:
+            self._check_interrupt()
 
     def end(self) -> None:
         """Make all later operations call `check_interrupt`, which raises: the world has ended."""

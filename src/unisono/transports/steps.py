@@ -25,6 +25,7 @@ from unisono.mpi import MPI
 from unisono.transports.arithmetic import Arithmetic, Step, arithmetic_of, perform
 from unisono.transports.plan import Play
 from unisono.transports.signals import Signals
+from unisono.wires import EXACT
 
 
 class RowKind(IntEnum):
@@ -54,12 +55,17 @@ class RowKind(IntEnum):
 
 
 COMPILED = {
-    (getattr(torch, dtype), op): kind
-    for kind in RowKind
-    for op, _, dtype in [kind.name.lower().partition("_")]
-    if dtype
+    (torch.float32, "sum"): RowKind.SUM_FLOAT32,
+    (torch.float64, "sum"): RowKind.SUM_FLOAT64,
+    (torch.bfloat16, "sum"): RowKind.SUM_BFLOAT16,
+    (torch.int32, "sum"): RowKind.SUM_INT32,
+    (torch.int64, "sum"): RowKind.SUM_INT64,
+    (torch.int32, "maximum"): RowKind.MAXIMUM_INT32,
+    (torch.int64, "maximum"): RowKind.MAXIMUM_INT64,
+    (torch.float32, EXACT): RowKind.EXACT_FLOAT32,
+    (torch.float64, EXACT): RowKind.EXACT_FLOAT64,
 }
-"""Reductions that are compiled, by dtype and op ("exact" for the wire): as their names say."""
+"""Reductions that are compiled, by dtype and op."""
 
 
 class Row(NamedTuple):

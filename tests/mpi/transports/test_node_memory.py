@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 
+from unisono.call import call_of
 from unisono.collectives.group import Group
 from unisono.collectives.reduce import broadcast
 from unisono.errors import MismatchError, TensorError
@@ -54,3 +55,27 @@ def test_ranks_with_a_core_of_their_own_cut_payloads_as_those_that_share_one(
         assert broadcast(group, tensor).eq(0).all()
         assert broadcast(group, torch.ones(3)).eq(1).all()
     group.free()
+
+
+def test_a_rank_whose_world_ends_meanwhile_raises_its_failure(world: World) -> None:
+    """Also where it is about to exchange the descriptions of two calls that differ, or waits for the others' ones."""
+
+    def fail() -> None:
+        if ended:
+            raise ConnectionError("the world has ended")
+
+    ended, comm, call = False, world.comm.Dup(), call_of("a call")
+    memory = signals.Signals(comm, range(world.size), fail)
+    memory.barrier(call)
+    comm.Barrier()
+    ended = True
+    memory.end()
+    for operation in (
+        lambda: memory.barrier(call),
+        lambda: memory._raise_mismatch(call),
+        lambda: memory._barrier_unchecked([0] * world.size, call),
+    ):
+        with pytest.raises(ConnectionError, match="the world has ended"):
+            operation()
+    memory.free()
+    comm.Free()
