@@ -32,6 +32,9 @@ def call_of(description: str) -> Call:
     return Call(description, digest % MAX_CALLS)
 
 
+BARRIER = call_of("barrier()")
+
+
 def call_to_choose(call: Call) -> Call:
     return call_of(f"{call.description}, whose algorithm is being chosen")
 

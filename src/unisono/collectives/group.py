@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from unisono.call import WORDS_BYTES, Call, call_of, decode_words, difference, encode_words
+from unisono.call import BARRIER, WORDS_BYTES, Call, call_of, decode_words, difference, encode_words
 from unisono.collectives.payload import is_plain, name_of
 from unisono.collectives.prepare import Plans
 from unisono.collectives.ready import MAX_READY, Ready
@@ -37,8 +37,6 @@ from unisono.transports.plan import Plan, Prepared
 from unisono.wires import EXACT
 
 Made = TypeVar("Made")
-
-BARRIER = call_of("barrier()")
 
 
 class Group:
@@ -292,12 +290,17 @@ class Group:
 
     def barrier(self, call: Call = BARRIER) -> None:
         """Wait until all ranks have entered the call `call`."""
-        if self._memory is None or not self.one_node:
+        memory = self._memory if self.one_node else None
+        sockets = self._socket_calls[0] if self._socket_calls and call is BARRIER else None
+        if memory is None and sockets is None:
             with self.enter_call(call):
                 self.check_same_call(call)
             return
         try:
-            self._memory.signals.barrier(call)
+            if memory is not None:
+                memory.signals.barrier(call)
+            elif sockets is not None:
+                sockets.plain_barrier(0, 0)
         except BaseException:  # whatever it is
             self.interrupt()
             raise

@@ -16,18 +16,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from unisono.call import Call, call_of
+from unisono.call import BARRIER, Call, call_of
 from unisono.collectives.trials import choices_file, keep_choice, read_choices
 from unisono.mpi import MPI
 from unisono.schedules import find
 from unisono.schedules.pieces import Cut, bounds
 from unisono.schedules.schedule import Program
 from unisono.transports.arithmetic import Arithmetic, Array, arithmetic_of
+from unisono.transports.compiled import compiled
 from unisono.transports.messages import wait_until
 from unisono.transports.plan import Plan, Prepared, started
 from unisono.transports.sockets import SOURCE, TARGET, VARIABLE, Payload, Sockets, landing_bytes, open_sockets, rows_of
@@ -35,6 +36,11 @@ from unisono.transports.steps import Row, RowKind, copy, kind_of
 
 if TYPE_CHECKING:
     from unisono.collectives.group import Group
+
+SocketCall: Any = getattr(compiled, "SocketCall", None)
+
+PlayAt = Callable[[int, int], None]
+"""Function of a source and a target address."""
 
 MAX_SHORT_BYTES = 64 << 10
 """Largest payload in bytes of every collective."""
@@ -133,6 +139,8 @@ class SocketCalls:
     def __init__(self, group: Group, sockets: Sockets) -> None:
         self._group, self.sockets, self._few_rounds = group, sockets, False
         self._barrier = self._make_barrier(False)
+        self.plain_barrier = self._recorded(self._barrier, BARRIER)
+        """Barrier that is no part of another call; its addresses are not used."""
 
     def _make_barrier(self, few_rounds: bool) -> Callable[[int, int, int], None]:
         group = self._group
@@ -159,7 +167,9 @@ class SocketCalls:
                 answer = ANSWERS.index(keep_choice(path, ENTRY, kept, ANSWERS[answer]))
             answer = comm.bcast(answer)
         self._few_rounds = answer == FEW_ROUNDS
-        self._barrier = self._make_barrier(True) if self._few_rounds else self._barrier
+        if self._few_rounds:
+            self._barrier = self._make_barrier(True)
+            self.plain_barrier = self._recorded(self._barrier, BARRIER)
         return forced or answer != BY_LIBRARY
 
     def _measure(self, comm: MPI.Intracomm) -> int:
@@ -185,27 +195,35 @@ class SocketCalls:
         self._barrier(self._token(call), 0, 0)
 
     def prepare(self, plan: Plan) -> Prepared:
-        group, calls, (description, digest) = self._group, self._group.calls, plan.call
+        group = self._group
         program = group.plans.program(group.plans.schedule(plan))
         memory, rows = placed_rows(plan, program, group.rank, group.size)
-        player = self._player_of(rows, plan.arithmetic)
-        borrowed = plan.nbytes if _is_leaf(plan, group.rank) and plan.nbytes > MAX_SHORT_BYTES else 0
+        start = self._recorded(self._player_of(rows, plan.arithmetic), plan.call, memory)
+        if not (_is_leaf(plan, group.rank) and plan.nbytes > MAX_SHORT_BYTES):
+            return started(start)
+
+        def start_on_scratch(source: int, _: int) -> None:
+            scratch = np.empty(plan.nbytes, np.uint8)  # for this call alone: it would stay as long as the plan
+            start(source, scratch.ctypes.data)
+
+        return started(start_on_scratch)
+
+    def _recorded(self, player: Callable[[int, int, int], None], call: Call, *memory: Array) -> PlayAt:
+        """Return the function that carries out a call by `player`, which reads `memory`, and records it."""
+        group, calls, (description, digest) = self._group, self._group.calls, call
 
         def start(source: int, target: int, _: object = memory) -> None:
-            if borrowed:  # for this call alone: a long payload's would stay as long as the plan
-                scratch = np.empty(borrowed, np.uint8)
-                target = scratch.ctypes.data
             label = group.label
             outer = calls.begin(description + label if label else description, False)
             try:
-                player(self._token(plan.call) if label else digest + calls.number, source, target)
+                player(self._token(call) if label else digest + calls.number, source, target)
             except BaseException:  # whatever it is, the messages of the call may be anywhere
                 group.broken = True
                 raise
             finally:
                 calls.end(outer)
 
-        return started(start)
+        return SocketCall(player, start, group, calls, description, digest)  # type: ignore[no-any-return]
 
     def _token(self, call: Call) -> int:
         """Return the number that is equal on all ranks in the same call."""

@@ -219,7 +219,8 @@ class Calls:
         """Error that has ended the world, as its class and its message; None while the world is usable."""
         self.progress = CallProgress()
         """Progress of the current call, as its watch has seen it."""
-        self._descriptions = [""] * CALLS_KEPT  # of call n at index n % CALLS_KEPT
+        self.descriptions = [""] * CALLS_KEPT
+        """Descriptions of recent calls: of call n at index n % CALLS_KEPT."""
 
     @contextmanager
     def enter(self, description: str, in_library: bool = False) -> Iterator[None]:
@@ -241,7 +242,7 @@ class Calls:
         outer = self.busy, self.in_library
         if not self.busy:
             call_number = self.number + 1
-            self._descriptions[call_number % CALLS_KEPT] = description
+            self.descriptions[call_number % CALLS_KEPT] = description
             self.number, self.busy = call_number, True
         self.in_library = in_library
         return outer
@@ -265,7 +266,7 @@ class Calls:
     def description(self, call_number: int) -> str:
         """Return the description of a call by its number; empty if it is no longer kept or not yet begun."""
         is_kept = self.number - CALLS_KEPT < call_number <= self.number
-        return self._descriptions[call_number % CALLS_KEPT] if is_kept else ""
+        return self.descriptions[call_number % CALLS_KEPT] if is_kept else ""
 
     @property
     def position(self) -> int:

@@ -254,11 +254,8 @@ static void place(Messenger *self, int64_t source, int64_t target) {
     }
 }
 
-static PyObject *messenger_call(PyObject *object, PyObject *arguments, PyObject *named) {
-    Messenger *self = (Messenger *)object;
-    unsigned long long token;
-    long long source, target;
-    if (!PyArg_ParseTuple(arguments, "KLL", &token, &source, &target)) return NULL;
+PyObject *play_messages(PyObject *messenger, uint64_t token, int64_t source, int64_t target) {
+    Messenger *self = (Messenger *)messenger;
     self->token = token;
     self->ended = 0;
     memset(self->done, 0, (size_t)self->length * sizeof(int64_t));
@@ -274,6 +271,15 @@ static PyObject *messenger_call(PyObject *object, PyObject *arguments, PyObject 
         Py_DECREF(handled);
     }
 }
+
+static PyObject *messenger_call(PyObject *object, PyObject *arguments, PyObject *named) {
+    unsigned long long token;
+    long long source, target;
+    if (!PyArg_ParseTuple(arguments, "KLL", &token, &source, &target)) return NULL;
+    return play_messages(object, token, source, target);
+}
+
+int is_messenger(PyObject *object) { return Py_TYPE(object)->tp_call == messenger_call; }
 
 /* Messenger(connections, program, yields, handle): connections by rank, which all programs of a group share; rows; polls
    before it sleeps. Whoever makes it keeps memory alive that the rows name, and the sockets open.

@@ -242,7 +242,8 @@ int add_player(PyObject *module) {
 
 static int fill(PyObject *module) {
     if (PyModule_AddStringConstant(module, "SOURCES", SOURCES) < 0) return -1; /* their digest: `hatch_build.py` */
-    return add_player(module) < 0 || add_exact(module) < 0 || add_ready(module) < 0 || add_messenger(module) < 0 ? -1 : 0;
+    if (add_player(module) < 0 || add_exact(module) < 0 || add_ready(module) < 0) return -1;
+    return add_messenger(module) < 0 || add_socket_call(module) < 0 ? -1 : 0;
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, fill}, {0, NULL}};

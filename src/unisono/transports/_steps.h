@@ -52,6 +52,12 @@ int add_player(PyObject *module);
 int add_exact(PyObject *module);
 int add_ready(PyObject *module);
 int add_messenger(PyObject *module);
+int add_socket_call(PyObject *module);
+
+int is_messenger(PyObject *object);
+
+/* Carry out what a Messenger does. Return a new reference to None, or NULL. */
+PyObject *play_messages(PyObject *messenger, uint64_t token, int64_t source, int64_t target);
 
 /* Carry out what a found play does: without a call by Python if it is a Player. Return a new reference, or NULL. */
 PyObject *start_play(PyObject *play);
