@@ -147,7 +147,8 @@ def _in_row(comm: Any, case: Case, count: int) -> float:
     called = time.perf_counter()
     for _ in range(count * written):
         fill(value)
-    return ((called - begun) - (time.perf_counter() - called) * written) / count
+    filled = time.perf_counter() - called if written else 0.0
+    return (called - begun - filled) / count
 
 
 def _each(case: Case, count: int) -> list[float]:
