@@ -49,7 +49,7 @@ FLOORS = [
 MAX_LINES = {
     ".": 3_286,
     "asynchronous": 1_069,
-    "bench": 1_530,
+    "bench": 1_540,
     "cli": 2_423,
     "collectives": 4_046,
     "compute": 1_249,
@@ -65,7 +65,7 @@ MAX_LINES = {
     "optimizers": 523,
     "papers": 655,
     "plan": 3_530,
-    "reducer": 4_083,
+    "reducer": 4_085,
     "rules": 1_165,
     "schedules": 1_679,
     "step": 2_782,

@@ -282,7 +282,7 @@ def check_exact(model: torch.nn.Module, ranks: int, rule: BaseRule, virtual_rank
         )
     if rule.exchange.wire != EXACT:
         raise UsageError(f'{named}, but the sums of wire "{rule.exchange.wire}" depend on the ranks: use "exact"')
-    averages = not virtual_ranks and rule.traits.state.differs and rule.traits.members is Members.ALL
+    averages = not virtual_ranks and rule.traits.state.has_anchor and rule.traits.members is Members.ALL
     if split or not (rule.traits.exact or averages):
         who = "split layers do" if split else f"{type(rule).__name__} does"
         raise UsageError(f'{who} not sum by the wire "exact": use BSP or Sharded on whole layers')

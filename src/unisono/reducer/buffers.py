@@ -1,4 +1,4 @@
-"""Floating-point buffers (running means of batch norm), broadcast from rank 0: all ranks begin each step with the same.
+"""Floating-point buffers (running means of batch norm), broadcast from rank 0 in each step, or at averages of weights.
 
     rank 0   running_mean ─ pack ─▶ │ mean │ var │ 1 1 │ ─┐ broadcast, beside the bucket that fills last
     rank 1                          │ mean │ var │ 1 1 │ ◀┘ ─ unpack ─▶ running_mean, before it is read

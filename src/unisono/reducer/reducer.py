@@ -290,7 +290,9 @@ class Reducer:
 
     def is_by(self, rule: BaseRule) -> bool:
         """Return True for the rule of this reducer, also as it was before virtual ranks made its wire exact."""
-        return self.rule in (rule, replace(rule, exchange=replace(rule.exchange, wire=EXACT)))
+        if self.programs.virtual is None or self.rule == rule:  # a rule without virtual ranks may refuse a wire
+            return self.rule == rule
+        return self.rule == replace(rule, exchange=replace(rule.exchange, wire=EXACT))
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Call `begin_step` before each step of the optimizer of a user's own loop, and `end_step` after it. One that

@@ -10,12 +10,14 @@ from functools import partial
 
 import pytest
 import torch
+from tests.rules.gossip import Gossip
 from torch import nn
 
 import unisono
 from unisono.data.builtin import load_digits
 from unisono.errors import UnisonoError, UsageError
 from unisono.optimizers.layerwise import LAMB, LARS
+from unisono.rules import BaseRule
 from unisono.step.overlaps import OVERLAPS
 from unisono.step.program import bucket, weights
 from unisono.training.trainer import Trainer
@@ -237,6 +239,10 @@ def test_sums_in_memory_have_the_bits_of_messages(world: World, dtype: torch.dty
             assert summed.numpy().tobytes() == expected.numpy().tobytes()
 
 
+def with_sgd(model: nn.Module, world: World, rule: BaseRule) -> nn.Module:
+    return unisono.parallel(model, world, rule, torch.optim.SGD(model.parameters(), 0.1))
+
+
 class Placing(nn.Module):
     """Layer with an operator whose result depends on the order of its writes."""
 
@@ -262,6 +268,10 @@ class Placing(nn.Module):
         (
             lambda world: trained(world, unisono.LocalSGD(unisono.Exchange(wire="exact"))),
             'LocalSGD does not sum by the wire "exact": use BSP or Sharded on whole layers',
+        ),
+        (  # it would average weights as if they were exact sums
+            lambda world: with_sgd(net(), world, Gossip(unisono.Exchange(wire="exact"))),
+            'Gossip does not sum by the wire "exact"',
         ),
     ],
 )

@@ -16,6 +16,7 @@ from tests.rules.gossip import Gossip
 from torch import nn
 
 import unisono
+from unisono.errors import UsageError
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.rules import BaseRule, DiLoCo, Exchange, LocalSGD
 from unisono.schedules.pieces import bounds
@@ -101,8 +102,19 @@ def anchors(trainer: Trainer) -> torch.Tensor:
     return torch.cat([tensor for _, _, tensor in sorted(anchor, key=lambda entry: entry[:2])])
 
 
+@dataclass(frozen=True)
+class Unrounded(Gossip):
+    """Gossip that refuses what would round its weights."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.exchange.wire is not None:
+            raise UsageError(f"gossip with the wire {self.exchange.wire!r} would round weights")
+
+
 RULES: list[BaseRule] = [
     Gossip(exchange(None)),
+    Unrounded(exchange(None)),
     *(LocalSGD(exchange(wire), every=4) for wire in (None, "int4", "float16")),
     *(
         DiLoCo(exchange(wire), every=EVERY, fragments=fragments, delay=delay)
