@@ -1,4 +1,4 @@
-"""Work of one rank on its shards of all buckets in one step: what replicas do for the operations of `rules/sharded.py`."""
+"""Work of one rank on its shards of all buckets in one step: what replicas do for operations of `rules/sharded.py`."""
 
 from __future__ import annotations
 
