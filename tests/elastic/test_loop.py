@@ -40,7 +40,7 @@ def alone() -> Any:
     """World of one rank, as far as a loop needs it."""
     world = SimpleNamespace(rank=0, size=1, placement=SimpleNamespace(nodes=((0,),), node_of=lambda _: 0))
     world.all_gather_object, world.call_on_root = lambda value: [value], lambda action, _root=0: action()
-    world.allreduce, world.broadcast = lambda tensor, op: tensor, lambda tensor: tensor
+    world.allreduce, world.broadcast = lambda tensor, op: tensor, lambda tensor, root=0: tensor
     return world
 
 

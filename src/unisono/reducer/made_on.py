@@ -58,9 +58,13 @@ def difference(made: Mapping[str, str]) -> str:
     >>> difference({"rank 0": "Xeon, PyTorch 2.9", "rank 1": "Xeon, PyTorch 2.9", "rank 2": "EPYC, PyTorch 2.9"})
     'rank 0 computes with Xeon, and rank 2 with EPYC'
     """
-    first = {value: who for who, value in reversed(made.items())}
-    (who, value), *others = reversed([*zip(first.values(), unlike(*first), strict=True)])
-    return ", and ".join((f"{who} computes with {value}", *(f"{who} with {value}" for who, value in others))) if others else ""
+    owners = dict[str, str]()
+    for who, value in made.items():
+        owners.setdefault(value, who)
+    if len(owners) == 1:
+        return ""
+    (who, value), *others = zip(owners.values(), unlike(*owners), strict=True)
+    return ", and ".join((f"{who} computes with {value}", *(f"{other} with {value}" for other, value in others)))
 
 
 class MadeOnRanks:
