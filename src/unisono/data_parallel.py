@@ -90,6 +90,7 @@ def parallel(
 
     With `virtual_ranks`, each batch has so many fixed shares, whose gradients are summed exactly: weights have the same
     bits for any number of ranks. Each rank computes some of them, with `threads` threads, in a loop over `shares`.
+    Raises UsageError where ranks have other processors or versions; without virtual ranks, rank 0 warns.
     """
     chosen = BSP() if rule is None else rule
     check_rule(chosen)

@@ -1,4 +1,4 @@
-"""What the bits of a step depend on beside its recipe: processor, instructions, versions, sources. Ranks compare it.
+"""Provenance of the bits of a step beside its recipe: processor, instructions, versions, sources. Ranks compare it.
 
     rank 0   Xeon (AVX2), PyTorch 2.9.0, unisono 1.0.0 (3f2a77c0)       weight - rate * gradient is rounded once
     rank 1   Xeon (DEFAULT), PyTorch 2.9.0, unisono 1.0.0 (3f2a77c0)    the product is rounded, then the difference
