@@ -25,6 +25,7 @@ from unisono.optimizers.sharded import StepCheck, check_optimizer
 from unisono.plan.layer_plan import AUTO, ParallelPlan, PlanLike
 from unisono.processor import HOST
 from unisono.reducer import Reducer, reducer_of
+from unisono.reducer.made_on import check_alike, warn_of_difference
 from unisono.reducer.reducer import LIVING
 from unisono.reducer.structure import compare_models, trainable
 from unisono.reducer.virtual_ranks import VirtualRanks
@@ -89,6 +90,7 @@ def parallel(
 
     With `virtual_ranks`, each batch has so many fixed shares, whose gradients are summed exactly: weights have the same
     bits for any number of ranks. Each rank computes some of them, with `threads` threads, in a loop over `shares`.
+    Raises UsageError where ranks have other processors or versions; without virtual ranks, rank 0 warns.
     """
     chosen = BSP() if rule is None else rule
     check_rule(chosen)
@@ -255,7 +257,11 @@ def attach(
         world.call_on_all(lambda: check_exact(model, world.size, rule, virtual_ranks, divided))
     if (plan is not None or split_of(model) is not None) and (reason := refusal(rule)):
         raise UsageError(reason)
-    world.call_on_all(lambda: device_of([*model.parameters()] or [torch.empty(0)], "a model"))
+    device = world.call_on_all(lambda: device_of([*model.parameters()] or [torch.empty(0)], "a model"))
+    if virtual_ranks:
+        check_alike(world, f"virtual_ranks = {virtual_ranks}")
+    else:
+        warn_of_difference(world, device, rule.traits.state)
     compare_models(model, world)
     agree_on_state(model, world)
     is_checked = bool(links_of(model)) and reducer_of(model) is not None

@@ -53,6 +53,12 @@ class UserFunction:
         keys = f"{self.table}.name = {self.name!r}, {self.table}.folder = {self.folder!r}"
         return f"module {module}, from {origin or 'nowhere'} ({keys})"
 
+    def source(self) -> Path | None:
+        """Return the module's file, or the folder of its package; None without one. Does not import it."""
+        spec = self._spec()[1]
+        origins = () if spec is None else spec.submodule_search_locations or (spec.origin or "",)
+        return next((Path(origin) for origin in origins if Path(origin).exists()), None)
+
     def call(self, *arguments: object) -> Any:
         """Return the result of the function.
 

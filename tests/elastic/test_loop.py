@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,12 +22,13 @@ from torch import nn
 
 import unisono
 from unisono.data.kinds import RAW
-from unisono.elastic import Loop
+from unisono.elastic import Loop, loop
 from unisono.elastic.standby import FOLDER_VARIABLE
 from unisono.errors import CheckpointError, UsageError
 from unisono.launch import MEMORY_VARIABLE
+from unisono.reducer.made_on import made_on
 from unisono.training import signals
-from unisono.training.checkpoint.files import save
+from unisono.training.checkpoint.files import load_newest, save
 from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names, step_of
 from unisono.training.run_directory import ALIVE
 
@@ -38,7 +40,7 @@ def alone() -> Any:
     """World of one rank, as far as a loop needs it."""
     world = SimpleNamespace(rank=0, size=1, placement=SimpleNamespace(nodes=((0,),), node_of=lambda _: 0))
     world.all_gather_object, world.call_on_root = lambda value: [value], lambda action, _root=0: action()
-    world.allreduce, world.broadcast = lambda tensor, op: tensor, lambda tensor: tensor
+    world.allreduce, world.broadcast = lambda tensor, op: tensor, lambda tensor, root=0: tensor
     return world
 
 
@@ -72,6 +74,43 @@ def test_the_program_of_the_guide_ends_well_where_no_step_is_left(
     monkeypatch.setattr(unisono, "parallel", lambda model, *_, **__: model)
     exec(program, {})
     assert capsys.readouterr().out == "20 steps are made\n"
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize("virtual", [None, SimpleNamespace(count=4)])
+@pytest.mark.parametrize(
+    ("changed", "value", "message"),
+    [("program", "train.py (0)", r"and the generation before with train\.py \(0\)"), ("made_on", "Xeon", "with Xeon")],
+)
+def test_a_generation_with_another_program_or_processor_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    virtual: SimpleNamespace | None,
+    changed: str,
+    value: str,
+    message: str,
+) -> None:
+    reducer = SimpleNamespace(control=SimpleNamespace(averages=0), programs=SimpleNamespace(virtual=virtual))
+    monkeypatch.setattr(loop, "reducer_of", lambda model: reducer)
+    assert list(Loop(alone(), model=nn.Linear(3, 2)).steps(1)) == [0]
+    assert capsys.readouterr().err == ""
+    kept, _ = load_newest(memory := Path(os.environ[MEMORY_VARIABLE]))
+    save(memory, replace(kept, progress={**kept.progress, changed: value}))
+    if virtual is None:
+        assert list(Loop(alone(), model=nn.Linear(3, 2)).steps(2)) == [1]
+        assert re.fullmatch(rf"unisono: rank 0: rank 0 computes with .*{message}\n", capsys.readouterr().err)
+        return
+    with pytest.raises(UsageError, match=rf"virtual_ranks = 4 promises .*{message}; take hosts of one kind"):
+        list(Loop(alone(), model=nn.Linear(3, 2)).steps(2))
+
+
+@pytest.mark.usefixtures("memory")
+def test_a_run_that_is_resumed_may_have_another_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(3, 2)
+    progress = {"made_on": made_on(), "program": "train.py (0)"}
+    save(tmp_path / "checkpoints", Checkpoint(1, {"model": model.state_dict()}, {}, progress))
+    assert list(Loop(alone(), model=model).steps(2)) == [1]
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("elastic", [False, True])

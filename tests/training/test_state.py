@@ -14,6 +14,7 @@ import torch
 
 from unisono.asynchronous.messages import Reply, WorkerProgress
 from unisono.errors import CheckpointError, RecipeError, UsageError
+from unisono.reducer.made_on import made_on
 from unisono.rules import BSP, DiLoCo, Exchange, LocalSGD
 from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names
@@ -22,13 +23,13 @@ from unisono.training.recipe import Recipe, parse_recipe
 from unisono.training.run_directory import METRICS, add_metrics
 from unisono.training.state import (
     RunPoint,
-    check_alike,
     check_change,
+    check_ranks,
     describe_change,
     discard_newer,
     load_rank,
     load_states,
-    made_on,
+    made_by,
     resume_run,
     states_of,
 )
@@ -93,17 +94,24 @@ def test_bits_are_promised_where_they_depend_on_the_same() -> None:
         check_change(BEFORE, now, point, "these")
 
 
-def test_ranks_that_compute_otherwise_are_named() -> None:
-    class World:
-        def __init__(self, others: list[str]) -> None:
-            self.others = others
+@pytest.mark.parametrize("virtual", [0, 4])
+def test_ranks_with_other_modules_of_a_user_are_named(tmp_path: Path, virtual: int) -> None:
+    (tmp_path / "wide_nets.py").write_text("")
+    own = recipe(model={"name": "wide_nets:wide", "folder": str(tmp_path)}, training={"virtual_ranks": virtual})
+    assert made_by(own).startswith(f"{made_on()}, wide_nets.py (")
+    world: Any = SimpleNamespace(size=1, all_gather_object=lambda code: [code, code, "wide_nets.py (0)"])
+    if not virtual:
+        check_ranks(world, own)
+        return
+    with pytest.raises(UsageError, match=r"training\.virtual_ranks = 4 .* 0 computes with wide_nets\.py .* and rank 2"):
+        check_ranks(world, own)
+    edited = replace(BETWEEN, made_on=f"{made_on()}, wide_nets.py (0)")
+    with pytest.raises(RecipeError, match=r"computed with wide_nets\.py \(0\), and would go on with wide_nets\.py \("):
+        check_change(own, own, edited, "these")
 
-        def all_gather_object(self, own: str) -> list[str]:
-            return [own, *self.others]
 
-    check_alike(World([made_on()]), 4)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"virtual_ranks = 4 promises .* rank 2 with Xeon; take hosts of one kind"):
-        check_alike(World([made_on(), "Xeon"]), 4)  # type: ignore[arg-type]
+def test_a_module_of_a_library_has_its_own_version() -> None:
+    assert made_by(recipe(model={"name": "torch.nn:Linear"})) == made_on()
 
 
 class Alone:

@@ -33,8 +33,8 @@ import torch
 from unisono.elastic.standby import FOLDER_VARIABLE
 from unisono.errors import UsageError
 from unisono.launch import MEMORY_VARIABLE
-from unisono.reducer import reducer_of
-from unisono.reducer.control import StepControl
+from unisono.reducer import Reducer, reducer_of
+from unisono.reducer.made_on import code_of, difference, made_on, refuse
 from unisono.training.checkpoint.files import flatten_state, load_newest
 from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names
 from unisono.training.memory_copies import MemoryCopies, newest_copy
@@ -83,7 +83,9 @@ class Loop:
             yield from range(count)
             return
         with SignalHandlers(lambda _: None, self._end, self._warn, (signal.SIGTERM,)) as signals:
-            copy = newest_copy(self._folder, self._world) or self._world.call_on_root(self._stored)
+            newest = newest_copy(self._folder, self._world)
+            copy = newest or self._world.call_on_root(self._stored)
+            self._check_alike({} if copy is None else copy.progress, resumed=newest is None)
             if copy is not None:
                 self._load(copy)
             begin = due = 0 if copy is None else copy.step
@@ -103,28 +105,48 @@ class Loop:
                 steps = self._copies.seconds * (step + 1 - begin) / (time.monotonic() - began)
                 due = step + int(self._world.broadcast(torch.tensor(max(1, math.ceil(steps)))))
 
+    def _check_alike(self, before: dict[str, Any], resumed: bool) -> None:
+        """Compare the program of all ranks, and what they compute with, to those of the generation `before`. A run that
+        is `resumed` may have another program.
+
+        Raises UsageError where they differ and a model has virtual ranks; else rank 0 warns.
+        """
+        programs = self._world.all_gather_object(_program())
+        mine = self._world.call_on_root(made_on)  # that of ranks was compared when the model was made parallel
+        made = {f"rank {rank}": f"{mine}, {program}" for rank, program in enumerate(programs)}
+        if "made_on" in before:
+            program = programs[0] if resumed else before["program"]
+            made["the generation before"] = f"{before['made_on']}, {program}"
+        if differing := difference(made):
+            for reducer in self._reducers().values():
+                if (virtual := reducer.programs.virtual) is not None:
+                    refuse(f"virtual_ranks = {virtual.count}", differing)
+            if self._world.rank == 0:
+                self._warn(differing)
+
     def _stored(self) -> Checkpoint | None:
         """Return what the run had in memory when it ended, if it is resumed."""
         checkpoints = self._home / CHECKPOINTS
         return load_newest(checkpoints)[0] if checkpoint_names(checkpoints) else None
 
     def _checkpoint(self, step: int) -> Checkpoint:
-        averages = {name: control.averages for name, control in self._controls().items()}
+        averages = {name: reducer.control.averages for name, reducer in self._reducers().items()}
         states = {name: stateful.state_dict() for name, stateful in self._kept.items()}
-        return Checkpoint(step, states, {}, {"averages": averages})
+        return Checkpoint(step, states, {}, {"averages": averages, "made_on": made_on(), "program": _program()})
 
     def _load(self, copy: Checkpoint) -> None:
         for name, state in copy.weights.items():
             self._kept[name].load_state_dict(state)
         averages = copy.progress.get("averages", {})
-        for name, control in self._controls().items():
-            control.averages = averages.get(name, control.averages)
+        for name, reducer in self._reducers().items():
+            reducer.control.averages = averages.get(name, reducer.control.averages)
 
-    def _controls(self) -> dict[str, StepControl]:
-        """Return what counts the averages of each parallel model: random numbers of its shares follow from them."""
+    def _reducers(self) -> dict[str, Reducer]:
+        """Return that of each parallel model. It counts averages: random numbers of the model's shares follow from
+        them."""
         models = [(name, stateful) for name, stateful in self._kept.items() if isinstance(stateful, torch.nn.Module)]
         parts = {f"{name}.{path}": reducer_of(part) for name, model in models for path, part in model.named_modules()}
-        return {name: reducer.control for name, reducer in parts.items() if reducer is not None}
+        return {name: reducer for name, reducer in parts.items() if reducer is not None}
 
     def _end(self) -> None:
         """End all ranks at once, after a second SIGTERM."""
@@ -132,3 +154,9 @@ class Loop:
 
     def _warn(self, line: str) -> None:
         print(f"unisono: rank {self._world.rank}: {line}", file=sys.stderr, flush=True)
+
+
+def _program() -> str:
+    """Return the name of the program's file, with a digest of its content; "" without one."""
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    return code_of(Path(file)) if file else ""

@@ -18,11 +18,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from unisono.errors import CheckpointError
 from unisono.files import check_own, temporary_beside
 from unisono.training import run_directory
-from unisono.training.checkpoint.files import copied, load_newest, save
-from unisono.training.checkpoint.layout import Checkpoint
+from unisono.training.checkpoint.files import copied, decode, encode, load_newest, save
+from unisono.training.checkpoint.layout import TENSORS, Checkpoint
 from unisono.world import World
 
 COPIES_KEPT = 2
@@ -133,7 +135,19 @@ def newest_copy(folder: Path, world: World, newer_than: int = -1) -> Checkpoint 
         with suppress(CheckpointError):  # none that is whole
             check_own(folder)
             copy, _ = load_newest(folder)
-    steps = world.all_gather_object(-1 if copy is None else copy.step)
-    if max(steps) <= newer_than:
+    steps = torch.full((world.size,), -1)
+    steps[world.rank] = -1 if copy is None else copy.step
+    newest, root = map(int, world.allreduce(steps, op="maximum").max(0))
+    if newest <= newer_than:
         return None
-    return world.call_on_root(lambda: copy, steps.index(max(steps)))
+    message = encode(copy) if world.rank == root and copy is not None else [b""] * (1 + len(TENSORS))
+    return decode([_broadcast(part, world, root) for part in message])
+
+
+def _broadcast(content: bytes, world: World, root: int) -> bytes:
+    """Return rank `root`'s `content` on all ranks. Nothing is pickled."""
+    length = int(world.broadcast(torch.tensor(len(content)), root))
+    sent = torch.empty(length, dtype=torch.uint8)
+    if world.rank == root:
+        sent = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    return world.broadcast(sent, root).numpy().tobytes()

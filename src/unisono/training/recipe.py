@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from unisono.compute import PRECISIONS
 from unisono.data.options import DataOptions
 from unisono.errors import RecipeError
+from unisono.models import user_network
 from unisono.optimizers import OPTIMIZERS
 from unisono.processor import AUTO, HOST
 from unisono.rules import BaseRule, Exchange, all_options, find_rule, own_options
@@ -281,6 +282,12 @@ def make_rule(recipe: Recipe) -> BaseRule:
 def own_rule(rule: RuleRecipe) -> UserFunction:
     """Return the user's function that makes the rule, as the recipe names it."""
     return UserFunction("rule", rule.name, rule.folder, "a rule", "rules:largest", "exchange, overlap")
+
+
+def user_functions(recipe: Recipe) -> list[UserFunction]:
+    """Return the user's functions that a recipe names."""
+    functions = user_network(recipe.model.name, recipe.model.folder), own_rule(recipe.rule)
+    return [function for function in functions if is_user_function(function.name)]
 
 
 # Files ---------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names, ste
 from unisono.training.player import Draw, EventPlayer, TogetherPlayer, TrainStep, fixed_order
 from unisono.training.recipe import Recipe, make_rule
 from unisono.training.run import Run, make_parts
-from unisono.training.state import RunPoint, load_checkpoint, made_on
+from unisono.training.state import RunPoint, load_checkpoint, made_by
 from unisono.world import World
 
 
@@ -75,7 +75,7 @@ def recompute(folder: Path, recipe: Recipe, world: World, step: int | None) -> t
     if point.step in lines and run.audit.weights() != lines[point.step]["weights"]:
         return f"{source} is not the same: its weights are not those that the step has left", False
     where = f"recomputed from {source} on {world.size} rank{'s' * (world.size > 1)}"
-    if point.made_on not in ("", here := made_on()):
+    if point.made_on not in ("", here := made_by(recipe)):
         where += f" with {here} instead of {point.made_on}"
     for event in fixed_order(recipe, feed.samples, world.rank, point, dict, str):
         if isinstance(event, Draw):

@@ -39,7 +39,7 @@ from unisono.errors import RecipeError, UsageError
 from unisono.files import check_appendable
 from unisono.formats import counted
 from unisono.launch import available_cores
-from unisono.models import make_network, user_network
+from unisono.models import make_network
 from unisono.optimizers import make_optimizer
 from unisono.plan.layer_plan import AUTO
 from unisono.plan.planned_run import MAX_DECODING_THREADS
@@ -58,15 +58,14 @@ from unisono.training.checkpoint.files import check_state
 from unisono.training.measures import last_line, result_metrics
 from unisono.training.player import EventPlayer, TogetherPlayer
 from unisono.training.progress import ProgressDisplay
-from unisono.training.recipe import AuditRecipe, Recipe, make_rule, own_rule, threads_of
+from unisono.training.recipe import AuditRecipe, Recipe, make_rule, threads_of, user_functions
 from unisono.training.recipe_check import check_run, describe_unused, describe_unused_data, describe_wire, plan_of
 from unisono.training.run_directory import RunLock, report_if_finished
 from unisono.training.signals import STOPPED
-from unisono.training.state import check_alike
+from unisono.training.state import check_ranks
 from unisono.training.timeline import Timeline
 from unisono.training.trainer import Trainer
 from unisono.training.worker import WorkerPlayer
-from unisono.user_function import is_user_function
 from unisono.world import World
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -211,9 +210,8 @@ def _open(folder: Path, recipe: Recipe, lock: RunLock | None) -> Recipe:
     before = run_directory.past_recipe(folder)
     if lock is not None:
         lock.take(folder)
-    for function in (user_network(recipe.model.name, recipe.model.folder), own_rule(recipe.rule)):
-        if is_user_function(function.name):
-            print(f"the run imports user code: {function.where()}", flush=True)
+    for function in user_functions(recipe):
+        print(f"the run imports user code: {function.where()}", flush=True)
     return before
 
 
@@ -225,8 +223,7 @@ def make_parts(
     timings. Raises RecipeError where the network does not take the data."""
     share, lines = bind_cores(world, threads_of(recipe))
     device, virtual = take_device(recipe.compute.device, world), recipe.training.virtual_ranks
-    if virtual:
-        check_alike(world, virtual)
+    check_ranks(world, recipe)
     lines += [*describe_precision(recipe, world, device), *describe_unused(recipe.rule)]
     lines += [*describe_unused_data(recipe.data), *describe_wire(recipe, world.nodes)]
     feed = make_feed(recipe, world, share, rule, None if timeline is None else timeline.add, device)

@@ -13,16 +13,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from unisono.data.feed import is_same_data
-from unisono.errors import CheckpointError, RecipeError, UsageError
-from unisono.processor import HOST, processor
+from unisono.errors import CheckpointError, RecipeError
+from unisono.processor import HOST
+from unisono.reducer.made_on import check_alike, code_of, difference_of_ranks, made_on, refuse, unlike
 from unisono.step.replica import ANCHOR
 from unisono.step.rule import RankState
 from unisono.tensor_parallel.model import cut_optimizer_state, split_of, whole_optimizer_state, whole_state_dict
@@ -30,8 +29,9 @@ from unisono.training import run_directory
 from unisono.training.checkpoint.files import copied, load_newest, load_weights, remove_newer, rename_damaged
 from unisono.training.checkpoint.layout import Checkpoint, DamagedCheckpointError, checkpoint_names, step_of
 from unisono.training.memory_copies import newest_copy
-from unisono.training.recipe import Recipe
+from unisono.training.recipe import Recipe, user_functions
 from unisono.training.trainer import Trainer
+from unisono.uncaught import is_of_program
 from unisono.world import World
 
 RANKS = "ranks"
@@ -208,22 +208,23 @@ def discard_newer(
     return notes
 
 
-@cache  # it is in each copy of the state
-def made_on() -> str:
-    """Return what a step's bits depend on beside the recipe: the processor, and versions."""
-    kernels = torch.backends.cpu.get_cpu_capability()
-    return f"{processor().name} ({kernels}), PyTorch {torch.__version__}, unisono {version('unisono')}"
+def made_by(recipe: Recipe) -> str:
+    """Return what the bits of a run's steps depend on beside its recipe, with the user's modules that it names."""
+    return ", ".join((made_on(), *_user_code(recipe)))
 
 
-def check_alike(world: World, virtual: int) -> None:
-    """Check that products have the same bits on all ranks. Raises UsageError naming two that differ. Collective."""
-    hosts = world.all_gather_object(made_on())
-    for rank, here in enumerate(hosts):
-        if here != hosts[0]:
-            raise UsageError(
-                f"training.virtual_ranks = {virtual} promises the same bits, but rank 0 computes with {hosts[0]}, and "
-                f"rank {rank} with {here}; take hosts of one kind, or train without virtual ranks"
-            )
+def _user_code(recipe: Recipe) -> list[str]:
+    sources = [function.source() for function in user_functions(recipe)]
+    return [code_of(source) for source in sources if source is not None and is_of_program(str(source))]
+
+
+def check_ranks(world: World, recipe: Recipe) -> None:
+    """Raise UsageError where ranks do not compute the same bits, which virtual ranks promise. Collective."""
+    if recipe.training.virtual_ranks:
+        promise = f"training.virtual_ranks = {recipe.training.virtual_ranks}"
+        check_alike(world, promise)
+        if user_functions(recipe):
+            refuse(promise, difference_of_ranks(world.all_gather_object(", ".join(_user_code(recipe)))))
 
 
 def check_change(before: Recipe, now: Recipe, point: RunPoint, data: str) -> None:
@@ -232,10 +233,11 @@ def check_change(before: Recipe, now: Recipe, point: RunPoint, data: str) -> Non
     The kind of optimizer must stay, since its state does. Within an epoch the order of samples must stay too, or some
     would be seen twice and others never. Where bits are promised, what they depend on must stay.
     """
-    if now.training.virtual_ranks and point.made_on not in ("", here := made_on()):
+    if now.training.virtual_ranks and point.made_on not in ("", here := made_by(now)):
+        there, here = unlike(point.made_on, here)
         raise RecipeError(
             f"training.virtual_ranks = {now.training.virtual_ranks} promises the same bits, but the run was computed "
-            f"with {point.made_on}, and would go on with {here}; resume there, or --set training.virtual_ranks=0"
+            f"with {there}, and would go on with {here}; resume there, or --set training.virtual_ranks=0"
         )
     if point.step and before.optimizer.name != now.optimizer.name:
         raise RecipeError(

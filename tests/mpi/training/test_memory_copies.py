@@ -56,13 +56,16 @@ def test_two_hosts_have_copies_of_what_all_ranks_have(
     on.free()
 
 
-def test_the_newest_copy_that_is_whole_is_found(world: World, folder: Path) -> None:
+def test_the_newest_copy_that_is_whole_is_found(monkeypatch: pytest.MonkeyPatch, world: World, folder: Path) -> None:
     on = world_on(world, one_rank_per_node(world.size))
     own = folder / str(world.rank)
     assert newest_copy(own, on) is None
     check_own(own)
     save(own, checkpoint(10 + world.rank))
-    newest = newest_copy(own, on)
+    with monkeypatch.context() as patch:
+        for name in ("call_on_root", "all_gather_object"):
+            patch.delattr(World, name)  # they unpickle what other ranks send
+        newest = newest_copy(own, on)
     assert newest is not None
     assert newest.step == 9 + world.size
     assert newest.weights["weight"].tolist() == [float(newest.step)] * 3

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load as from_bytes
 from safetensors.torch import load_file, save_file
 from safetensors.torch import save as to_bytes
 
@@ -81,11 +82,35 @@ def _load(path: Path) -> Checkpoint:
     manifest = layout.read_manifest(path)
     with layout.reading(path, SafetensorError):
         weights, optimizer = (load_file(path / f"{name}.safetensors") for name in layout.TENSORS)
-    if manifest["format"] == 1:
-        states = weights, _optimizer_of_format_1(optimizer, manifest["optimizer"])
-    else:
-        states = unflatten_state(manifest["weights"], weights), unflatten_state(manifest["optimizer"], optimizer)
+    if manifest["format"] > 1:
+        return _joined(manifest, weights, optimizer)
+    states = weights, _optimizer_of_format_1(optimizer, manifest["optimizer"])
     return Checkpoint(manifest["step"], *states, manifest["progress"])
+
+
+def _joined(manifest: dict[str, Any], *tensors: dict[str, torch.Tensor]) -> Checkpoint:
+    """Return the checkpoint that `_parted` has parted."""
+    states = {name: unflatten_state(manifest[name], own) for name, own in zip(layout.TENSORS, tensors, strict=True)}
+    return Checkpoint(step=manifest["step"], progress=manifest["progress"], **states)
+
+
+def _parted(checkpoint: Checkpoint) -> tuple[dict[str, Any], list[dict[str, torch.Tensor]]]:
+    """Return what is JSON in a checkpoint, and the tensors of each of its states."""
+    states = [flatten_state(getattr(checkpoint, name), f"the run's {name}") for name in layout.TENSORS]
+    outlines = zip(layout.TENSORS, (outline for _, outline in states), strict=True)
+    manifest = {"step": checkpoint.step, "progress": checkpoint.progress, **dict(outlines)}
+    return manifest, [_without_shared_memory(tensors) for tensors, _ in states]
+
+
+def encode(checkpoint: Checkpoint) -> list[bytes]:
+    """Return a checkpoint as a message: JSON, and what its files of tensors hold."""
+    manifest, states = _parted(checkpoint)
+    return [json.dumps(manifest).encode(), *map(to_bytes, states)]
+
+
+def decode(message: Sequence[bytes]) -> Checkpoint:
+    """Return the checkpoint that `encode` has made a message of."""
+    return _joined(json.loads(message[0]), *map(from_bytes, message[1:]))
 
 
 def _optimizer_of_format_1(tensors: dict[str, torch.Tensor], rest: dict[str, Any]) -> dict[str, Any]:
@@ -128,21 +153,15 @@ def save(folder: Path, checkpoint: Checkpoint, kept: int = layout.CHECKPOINTS_KE
 
 def _write(folder: Path, checkpoint: Checkpoint) -> None:
     """Write the files of a checkpoint into a new folder, whole on the disk."""
-    states = {name: flatten_state(getattr(checkpoint, name), f"the run's {name}") for name in layout.TENSORS}
+    plain, states = _parted(checkpoint)
     folder.mkdir()
     files = {}
-    for name, (tensors, _) in states.items():
+    for name, tensors in zip(layout.TENSORS, states, strict=True):
         path = folder / f"{name}.safetensors"
-        save_file(_without_shared_memory(tensors), path)
+        save_file(tensors, path)
         sync(path)
         files[path.name] = {"bytes": path.stat().st_size, "sha256": layout.digest(path)}
-    manifest = {
-        "format": layout.FORMAT,
-        "step": checkpoint.step,
-        "progress": checkpoint.progress,
-        **{name: outline for name, (_, outline) in states.items()},
-        "files": files,
-    }
+    manifest = {"format": layout.FORMAT, **plain, "files": files}
     content = json.dumps({**manifest, "sha256": layout.manifest_digest(manifest)}, indent=1) + "\n"
     (folder / layout.MANIFEST).write_text(content)
     sync(folder / layout.MANIFEST)
