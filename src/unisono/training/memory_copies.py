@@ -50,19 +50,21 @@ class MemoryCopies:
         world: World,
         alike: bool,
         warn: Callable[[str], None],
-        without: str = "but checkpoints on the disk",
+        checkpoint_minutes: float = 0.0,
     ) -> None:
         """Write into `folder`, and tell so in the run's folder, `home`.
 
         `alike` is true if all ranks have the state of rank 0; else it sends its own. `warn` is called with a line where
-        no copy can be written, in which `without` says what is left then.
+        no copy can be written. Rank 0's copy is a checkpoint in `home` as well once the newest one there is so many
+        minutes old; 0: never.
         """
         nodes = world.placement.nodes
         first_node = next(ranks for ranks in nodes if 0 in ranks)
         second = next((ranks[0] for ranks in nodes if ranks is not first_node), 0)
-        self._folder, self._home, self._world, self._warn, self._without = folder, home, world, warn, without
+        self._folder, self._home, self._world, self._warn = folder, home, world, warn
         self._first, self._told, self._saving = True, True, 0.0
         self._writes = world.rank in (0, second)
+        self._checkpoint_seconds = 60 * checkpoint_minutes if world.rank == 0 else 0.0
         self._receiver = 0 if alike else second  # rank 0 receives nothing
         self._began = time.monotonic()
         self._thread = threading.Thread(name=THREAD)
@@ -91,11 +93,11 @@ class MemoryCopies:
         self.wait()
         if self._receiver and self._world.rank == self._receiver:
             checkpoint = _receive(self._world)
-        elif self._writes:
+        elif self._writes or self._checkpoint_seconds:
             checkpoint = replace(checkpoint, **{name: copied(getattr(checkpoint, name)) for name in TENSORS})
         if self._receiver and self._world.rank == 0:
             _send(self._world, self._receiver, checkpoint)
-        if self._writes:
+        if self._writes or self._checkpoint_seconds:
             self._thread = threading.Thread(target=self._save, args=(checkpoint,), name=THREAD)
             self._thread.start()
         self._began = time.monotonic()
@@ -110,7 +112,7 @@ class MemoryCopies:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Within the block, which tells of a copy in the run's folder, warn once where that is full."""
+        """Within the block, which writes into the run's folder, warn once where that is full."""
         try:
             yield
         except (OSError, CheckpointError) as error:
@@ -119,6 +121,16 @@ class MemoryCopies:
             self._told = False
 
     def _save(self, checkpoint: Checkpoint) -> None:
+        if self._writes:
+            self._copy(checkpoint)
+        checkpoints = self._home / run_directory.CHECKPOINTS
+        if self._checkpoint_seconds:
+            with self._telling():
+                checkpoints.mkdir(exist_ok=True)  # its time is that of its newest checkpoint, or of the first copy
+                if time.time() - checkpoints.stat().st_mtime > self._checkpoint_seconds:
+                    save(checkpoints, checkpoint)
+
+    def _copy(self, checkpoint: Checkpoint) -> None:
         began = time.thread_time()  # of the processor: other processes may have it meanwhile
         try:
             check_own(self._folder)
@@ -132,7 +144,7 @@ class MemoryCopies:
         except CheckpointError as error:
             self._writes = False
             shutil.rmtree(self._folder, ignore_errors=True)
-            self._warn(f"no copy in memory any more, {self._without}: {error}")
+            self._warn(f"no copy in memory any more: after a death the newest checkpoint on the disk is used: {error}")
         self._saving = time.thread_time() - began
 
 
