@@ -26,10 +26,10 @@ def train(home: Path, monkeypatch: pytest.MonkeyPatch, generation: int, steps: r
     torch.manual_seed(generation)
     model(data.inputs[:3])  # tried before the first step
     for step in steps:
-        numbers = order[step * BATCH :][:BATCH]
+        keys = order[step * BATCH :][:BATCH]
         for share in (1, 0):
             torch.manual_seed(seed_of_share(seed_of_step(0, step, 0), share))
-            model(data.inputs[torch.from_numpy(numbers[len(numbers) * share // 2 : len(numbers) * (share + 1) // 2])])
+            model(data.inputs[torch.from_numpy(keys[len(keys) * share // 2 : len(keys) * (share + 1) // 2])])
     model.eval()
     model(data.inputs[:3])
 

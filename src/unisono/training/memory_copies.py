@@ -177,7 +177,8 @@ def _receive(world: World) -> Checkpoint:
 
 def _pieces(tensor: torch.Tensor) -> list[Any]:
     """Return the memory of a tensor without gaps as arrays of bytes that any MPI library sends."""
-    return [piece.numpy() for piece in tensor.reshape(-1).view(torch.uint8).split(MAX_MESSAGE_BYTES)]
+    flat = tensor.reshape(-1).view(torch.uint8).numpy()
+    return [flat[start : start + MAX_MESSAGE_BYTES] for start in range(0, len(flat), MAX_MESSAGE_BYTES)]
 
 
 def newest_copy(folder: Path, world: World, newer_than: int = -1) -> Checkpoint | None:
