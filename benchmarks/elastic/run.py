@@ -4,7 +4,8 @@ python benchmarks/elastic/run.py OUT.json [--epochs 2500] [--every 29] [--hosts 
 
 The other has one rank, and as many epochs of digits; short runs on all hosts and on all but one measure what those that
 are there could do, before it and after. Every 29 s in the mean: kill -9 of a rank, SIGSTOP of a rank, or a host's link
-down for 15 s (gone, and back: two disturbances). Needs root (`unisono lab`).
+down for 15 s (gone, and back: two disturbances). Needs root (`unisono lab`). The ranks record the samples that they
+train on (`sample_keys.py`): those of the steps that counted are compared with the order of the seed.
 """
 
 from __future__ import annotations
@@ -26,12 +27,22 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from sample_keys import check, keys_of
+
 from unisono.elastic.generations import ElasticRun
 from unisono.lab.plan import HOME
 from unisono.processor import processor
 from unisono.startup import read_process
+from unisono.training.run_directory import recipe_of
 
-SETTINGS = ("training.virtual_ranks=4", "compute.convolutions=library")
+SHARES = 4
+
+SETTINGS = (
+    f"training.virtual_ranks={SHARES}",
+    "compute.convolutions=library",
+    "model.name=sample_keys:network",
+    f"model.folder={Path(__file__).resolve().parent}",
+)
 AWAY_SECONDS = 15.0
 RATE_EPOCHS = 60
 """Epochs of the runs whose rate is what a number of hosts could do."""
@@ -175,6 +186,14 @@ def inside(options: argparse.Namespace) -> None:
     without = disturbed["seconds_without_a_host"]
     possible = rate * (disturbed["seconds"] - without) + rate_without * without
     results["useful"] = disturbed["steps"] / possible
+    for name in ("disturbed", "undisturbed"):
+        training = recipe_of(folder / name, []).training
+        try:
+            said = check(keys_of(folder / name), training.seed, options.epochs, training.batch, SHARES)
+        except ValueError as error:
+            said = f"{error}"
+        results[name]["samples"] = said
+        print(f"samples, {name}: {said}")
     options.out.write_text(json.dumps(results, indent=1) + "\n")
     same = results["undisturbed"]["sha256"] == disturbed["sha256"]
     print(f"{disturbed['steps']} steps in {disturbed['seconds']:.0f} s; same bits as on one rank, undisturbed: {same}")

@@ -115,7 +115,7 @@ def set_address(address: str) -> None:
 def notify(message: int | str) -> None:
     """Notify the witness, if there is one, that a rank ends in order, by its number, or that one ends ALL."""
     if has_witness():
-        _send(os.environ[WITNESS_VARIABLE].partition(":")[2], str(message))
+        send(os.environ[WITNESS_VARIABLE].partition(":")[2], str(message))
 
 
 def report_abort(report: str) -> None:
@@ -198,11 +198,11 @@ def main(arguments: Sequence[str]) -> None:
     processes = {int(rank): int(process) for rank, process in (pair.split(":") for pair in pairs)}
     with socket.socket(fileno=int(descriptor)) as channel:
         report = watch(channel, int(size), processes, lambda: os.close(int(is_ready)))
-    if not _send(os.environ.get(LISTENER_VARIABLE, ""), report) and report:
+    if not send(os.environ.get(LISTENER_VARIABLE, ""), report) and report:
         print(report, file=sys.stderr, flush=True)
 
 
-def _send(address: str, message: str) -> bool:
+def send(address: str, message: str) -> bool:
     """Send a message to an address; return False if it is empty, or nothing listens there any more."""
     if address:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:

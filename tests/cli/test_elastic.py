@@ -12,6 +12,7 @@ from tests.usage_errors import assert_one_line_error
 
 from unisono.elastic import supervisor
 from unisono.elastic.generations import ElasticRun
+from unisono.errors import UsageError
 
 Started = Callable[[str], tuple[ElasticRun, int]]
 
@@ -46,6 +47,28 @@ def test_options_of_elastic_runs_are_not_ignored(
     (tmp_path / "t.py").touch()
     name, what = command.split()
     assert_one_line_error(in_process(name, *options.split(), what), message)
+
+
+@pytest.mark.parametrize(("answer", "code"), [("takes c", 0), (UsageError("it refuses"), 2)])
+def test_the_answer_to_a_request_is_said(
+    in_process: Run, monkeypatch: pytest.MonkeyPatch, answer: str | UsageError, code: int
+) -> None:
+    asked = list[tuple[object, ...]]()
+
+    def join(*request: object) -> str:
+        asked.append(request)
+        if isinstance(answer, UsageError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(supervisor, "join", join)
+    done = in_process("join", "r", "--hosts", "c,c,d,")
+    assert asked == [(Path("r"), 1, ["c", "d"])]
+    assert done.returncode == code
+    assert f"{answer}" in (done.stderr if code else done.stdout)
+    assert_one_line_error(in_process("join", "r", "--hosts", "c", "-n", "2"), "--ranks 2 and --hosts c")
+    assert_one_line_error(in_process("join", "r", "--hosts", ","), "it names no host")
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize(

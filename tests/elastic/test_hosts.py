@@ -91,6 +91,13 @@ def test_after_a_death_all_are_asked(hosts: Hosts, up: Path) -> None:
     assert hosts.present == ["b"]
 
 
+def test_a_host_that_was_not_named_at_the_start_is_asked_once_it_joins(hosts: Hosts, up: Path) -> None:
+    hosts.named.append("c")
+    assert not any(hosts.look(0.0) for _ in range(20))
+    (up / "c").touch()
+    assert until_changed(hosts, 0.0) == ["a", "b", "c"]
+
+
 def test_a_run_whose_hosts_start_nothing_names_them(hosts: Hosts, up: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (up / "a").unlink()
     (up / "b").unlink()

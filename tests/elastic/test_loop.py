@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import threading
 import time
@@ -30,6 +31,7 @@ from unisono.reducer.made_on import made_on
 from unisono.training import signals
 from unisono.training.checkpoint.files import load_newest, save
 from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names, step_of
+from unisono.training.memory_copies import THREAD
 from unisono.training.run_directory import ALIVE
 
 GUIDE = Path(__file__).parents[2] / "docs" / "how_to" / "keep_a_run_alive.md"
@@ -42,6 +44,12 @@ def alone() -> Any:
     world.all_gather_object, world.call_on_root = lambda value: [value], lambda action, _root=0: action()
     world.allreduce, world.broadcast = lambda tensor, op: tensor, lambda tensor, root=0: tensor
     return world
+
+
+def wait_for_copies() -> None:
+    for thread in threading.enumerate():
+        if thread.name == THREAD:
+            thread.join()
 
 
 @pytest.fixture
@@ -59,6 +67,35 @@ def test_a_loop_that_is_resumed_begins_with_the_checkpoint(tmp_path: Path) -> No
     assert next(steps) == 7
     steps.close()  # type: ignore[attr-defined]  # a generator
     assert torch.equal(now.weight, before.weight)
+
+
+@pytest.mark.usefixtures("memory")
+def test_a_loop_without_any_copy_in_memory_begins_with_what_it_has_written_to_the_disk(tmp_path: Path) -> None:
+    """Every ten minutes, counted from the last checkpoint, of whatever generation."""
+    before, now, checkpoints = nn.Linear(3, 2), nn.Linear(3, 2), tmp_path / "checkpoints"
+    assert list(Loop(alone(), model=before).steps(2)) == [0, 1]
+    wait_for_copies()
+    assert checkpoint_names(checkpoints) == []
+    os.utime(checkpoints, (0, 0))  # as if it had been made long ago
+    assert list(Loop(alone(), model=before).steps(3)) in ([1, 2], [2])
+    wait_for_copies()
+    (name,) = checkpoint_names(checkpoints)
+    shutil.rmtree(os.environ[MEMORY_VARIABLE])
+    steps = Loop(alone(), model=now).steps(9)
+    assert next(steps) == step_of(name)
+    steps.close()  # type: ignore[attr-defined]
+    assert torch.equal(now.weight, before.weight)
+
+
+@pytest.mark.usefixtures("memory")
+def test_a_host_without_memory_writes_to_the_disk_all_the_same(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path(os.environ[MEMORY_VARIABLE]).write_text("in the way")
+    assert list(Loop(alone(), checkpoint_minutes=1e-9, model=nn.Linear(3, 2)).steps(2)) == [0, 1]
+    wait_for_copies()
+    assert checkpoint_names(tmp_path / "checkpoints")
+    assert "no copy in memory any more" in capfd.readouterr().err
 
 
 @pytest.mark.usefixtures("memory")

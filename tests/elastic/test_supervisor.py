@@ -12,10 +12,12 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.conftest import clean_environment
@@ -32,6 +34,7 @@ from unisono.training import run_directory
 from unisono.training.checkpoint.layout import checkpoint_name, checkpoint_names, step_of
 from unisono.training.recipe import Recipe
 from unisono.training.run_directory import CHECKPOINTS
+from unisono.witness import receive
 
 pytestmark = pytest.mark.launches
 
@@ -175,17 +178,68 @@ def test_a_run_is_joined_by_any_path_of_its_folder(tmp_path: Path) -> None:
 REFUSED = "3 ranks share batches of 2 samples, so some would have none"
 
 
-def test_ranks_that_the_recipe_refuses_do_not_join(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    recipe = replace(Recipe(), training=replace(Recipe().training, batch=2), ranks=2)
-    playing = supervisor.Supervisor(ElasticRun(tmp_path, recipe=recipe), 2)
-    assert not playing._take("join 1")
-    assert re.match(f"unisono: the 2 ranks train on without others: {REFUSED}", capfd.readouterr().err)
-    assert playing._take("join -1")
-    run_directory.write_recipe(tmp_path, recipe)
-    with pytest.raises(UsageError, match=REFUSED):
+@pytest.fixture
+def playing(tmp_path: Path) -> Iterator[Callable[[ElasticRun, int], supervisor.Supervisor]]:
+    """Return a function that answers requests to a run of some ranks, without starting any."""
+    ended, threads = threading.Event(), list[threading.Thread]()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
+        requests.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+
+        def play(run: ElasticRun, ranks: int) -> supervisor.Supervisor:
+            requests.bind(f"\0{run.address}")
+            supervised = supervisor.Supervisor(run, ranks)
+
+            def answer() -> None:
+                while not ended.is_set():
+                    if select.select([requests], [], [], 0.01)[0]:
+                        supervised._take(receive(requests) or "")
+
+            threads.append(threading.Thread(target=answer))
+            threads[0].start()
+            return supervised
+
+        yield play
+        ended.set()
+        threads[0].join()
+
+
+def test_a_request_is_answered_with_what_follows_or_why_nothing_does(tmp_path: Path, playing: Any) -> None:
+    recipe = replace(Recipe(), training=replace(Recipe().training, batch=2), ranks=1)
+    supervised = playing(ElasticRun(tmp_path, recipe=recipe), 1)
+    assert supervisor.join(tmp_path, 1) == "goes on with 2 ranks from the next step on"
+    with pytest.raises(UsageError, match=f"the run goes on with 2 ranks: {REFUSED}"):
         supervisor.join(tmp_path, 1)
+    assert supervisor.join(tmp_path, -9) == "goes on with 1 rank from the next step on"
+    with pytest.raises(UsageError, match="the run goes on with 1 rank: it has as many already, and --min-ranks is 1"):
+        supervisor.join(tmp_path, -1)
+    with pytest.raises(UsageError, match=r"its ranks are on this machine alone: unisono join .* --ranks 1"):
+        supervisor.join(tmp_path, 0, ["b"])
+    assert supervised._ranks == 1
+
+
+def test_a_run_on_hosts_takes_hosts_that_were_not_named_at_its_start(tmp_path: Path, playing: Any) -> None:
+    recipe = replace(Recipe(), training=replace(Recipe().training, batch=6))
+    supervised = playing(ElasticRun(tmp_path, hosts=("a", "b"), recipe=recipe), 4)
+    with pytest.raises(UsageError, match=r"its ranks are on a, b: unisono join .* --hosts NAME"):
+        supervisor.join(tmp_path, 1)
+    with pytest.raises(UsageError, match="b: a host of the run already, which is taken back when it starts programs"):
+        supervisor.join(tmp_path, 0, ["c", "b"])
+    assert supervisor.join(tmp_path, 0, ["c"]) == "takes c as soon as it starts programs, with 2 ranks more"
+    assert supervised._hosts.named == ["a", "b", "c"]
+    supervised._hosts.present.append("c")
+    with pytest.raises(UsageError, match="the run goes on with 6 ranks: 8 ranks share batches of 6 samples"):
+        supervisor.join(tmp_path, 0, ["d"])
+    assert supervised._hosts.named == ["a", "b", "c"]
+
+
+def test_a_command_that_does_not_answer_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "REPLY_SECONDS", 0.01)
     with pytest.raises(LaunchError, match="no elastic run is active"):
         supervisor.join(tmp_path, -1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as silent:
+        silent.bind(f"\0{ElasticRun(tmp_path).address}")
+        with pytest.raises(LaunchError, match=r"has not answered within 0\.01 s"):
+            supervisor.join(tmp_path, -1)
 
 
 def test_a_folder_that_takes_no_line_of_a_generation_ends_no_run(

@@ -64,14 +64,19 @@ def run_elastically(
 def join(
     run: Annotated[Path, Argument(help="Folder of a run that was started with --elastic.")],
     ranks: Annotated[
-        int, Option("--ranks", "-n", help="Ranks of this machine that join; a negative number: that leave.")
-    ] = 1,
+        int | None, Option("--ranks", "-n", help="Ranks of this machine that join; negative: that leave; default: 1.")
+    ] = None,
+    hosts: Annotated[str, Option(help="Hosts that join a run with --hosts: c,d.")] = "",
 ) -> None:
-    """Add ranks of this machine to an elastic run, or take some away: all save, and go on at the next step.
+    """Add ranks of this machine to an elastic run, or take some away; or add hosts. All save, and go on at the next
+    step.
 
-    A host of --hosts that comes back is found by itself.
+    A host of the run that comes back is found by itself.
     """
     from unisono.elastic.supervisor import join as ask
 
-    ask(run, ranks)
-    print(f"{run}: asked for {ranks:+d} rank{'s' * (abs(ranks) > 1)}")
+    if hosts and ranks is not None:
+        raise UsageError(f"--ranks {ranks} and --hosts {hosts}: each host has as many ranks as the others")
+    check_elastic(True, 1, hosts)
+    named = [*dict.fromkeys(host for host in hosts.split(",") if host)]
+    print(f"{run} {ask(run, 1 if ranks is None else ranks, named)}")

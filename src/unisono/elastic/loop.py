@@ -8,6 +8,7 @@
 
     rank 0, 1     step 0 │ copy │ step 1 ... step 40 │ copy │ ...        at most 2% of the time
     rank 1 dies: all begin again, load the copy of step 40, and make step 41
+    both hosts die: all begin again, from the newest checkpoint on the disk, one each 10 minutes
     SIGTERM: all end after a copy, which `unisono run --elastic --resume RUN train.py` begins with
 
 A second SIGTERM ends all at once, as in `unisono train`. After the last step signals mean what they did before.
@@ -56,8 +57,9 @@ class Kept(Protocol):
 class Loop:
     """Steps of a program that `unisono run --elastic` has started; without it, nothing is kept, and all are made."""
 
-    def __init__(self, world: World, **kept: Kept) -> None:
-        """Keep the states of `kept`; called by all ranks together, once model and optimizer are made.
+    def __init__(self, world: World, *, checkpoint_minutes: float = 10.0, **kept: Kept) -> None:
+        """Keep the states of `kept`; called by all ranks together, once model and optimizer are made. Each
+        `checkpoint_minutes` a copy is written to the disk as well, beside the steps; 0: never.
 
         Raises CheckpointError for a state that cannot be kept.
         """
@@ -68,8 +70,7 @@ class Loop:
         if self._folder is not None:
             for name, stateful in kept.items():
                 flatten_state(stateful.state_dict(), f"the state of {name}")
-            without = "so it begins anew after a death"
-            self._copies = MemoryCopies(self._folder, self._home, world, True, self._warn, without)
+            self._copies = MemoryCopies(self._folder, self._home, world, True, self._warn, checkpoint_minutes)
 
     def steps(self, count: int) -> Iterator[int]:
         """Yield the numbers of the steps that are left of `count`, perhaps none. A state is kept after some of them.
@@ -125,7 +126,7 @@ class Loop:
                 self._warn(differing)
 
     def _stored(self) -> Checkpoint | None:
-        """Return what the run had in memory when it ended, if it is resumed."""
+        """Return the newest checkpoint of the run, if there is one: no host has a copy in memory."""
         checkpoints = self._home / CHECKPOINTS
         return load_newest(checkpoints)[0] if checkpoint_names(checkpoints) else None
 

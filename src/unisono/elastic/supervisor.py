@@ -1,7 +1,7 @@
 """Supervisor of an elastic run: starts its generations, and hears of deaths, joins, signals and silent hosts.
 
 unisono train --elastic ──┬── mpiexec ── ranks of this generation
-                          ├── unisono join RUN: so many more ranks
+                          ├── unisono join RUN: so many more ranks, or hosts
                           └── host h2, every 2 s: do you start programs?
 """
 
@@ -38,8 +38,7 @@ from unisono.errors import CheckpointError, LaunchError, UsageError
 from unisono.formats import counted
 from unisono.launch import MEMORY_VARIABLE, SURVIVORS_VARIABLE, launch_environment
 from unisono.startup import remove_leftover_files
-from unisono.training.recipe_check import check_run
-from unisono.training.run_directory import ALIVE, GENERATIONS, RECIPE, RunLock, add_line, recipe_of
+from unisono.training.run_directory import ALIVE, GENERATIONS, RunLock, add_line
 from unisono.witness import LISTENER_VARIABLE, Listener
 
 POLL_SECONDS, ASK_SECONDS = 0.1, 2.0
@@ -52,8 +51,9 @@ a maximum; and in which one answers that is not gone."""
 START_SECONDS = 1.0
 """Seconds that ranks take to begin, which are no silence."""
 
-REPORT_SECONDS = 3.0
-"""Seconds in which the witness of a rank that has died on this machine reports it."""
+REPORT_SECONDS, REPLY_SECONDS = 3.0, 10.0
+"""Seconds in which the witness of a rank that has died on this machine reports it, and in which a request is answered:
+between two generations none is read."""
 
 FORWARD_SECONDS, MAX_CHUNK_BYTES = 1.0, 1 << 16
 
@@ -79,6 +79,8 @@ class Hosts:
 
     def __init__(self, run: ElasticRun) -> None:
         self._run = run
+        self.named = list(run.hosts)
+        """Hosts of --hosts, and those that `unisono join` has added."""
         self.present = list(run.hosts)
         """Hosts that train, as far as is known."""
         self._asked: dict[str, subprocess.Popen[bytes]] = {}
@@ -94,7 +96,7 @@ class Hosts:
         now = time.monotonic()
         if not self._asked:
             silent = silence > self.patience
-            hosts = [host for host in self._run.hosts if silent or host not in self.present]
+            hosts = [host for host in self.named if silent or host not in self.present]
             if hosts and now - self._since > (self.patience if silent else ASK_SECONDS):
                 self._ask(hosts)
             return False
@@ -108,7 +110,7 @@ class Hosts:
         if silence > self.patience:  # else a host is only slow to answer
             self.present = [host for host in before if host not in self._asked]
         back = [host for host, process in self._asked.items() if process.returncode == 0]
-        self.present = [host for host in self._run.hosts if host in self.present or host in back]
+        self.present = [host for host in self.named if host in self.present or host in back]
         if self._asked.keys() == set(before) == set(self.present):
             self.patience = min(2 * self.patience, MAX_SILENT_SECONDS)
         self._asked.clear()
@@ -116,8 +118,8 @@ class Hosts:
 
     def find(self) -> None:
         """Ask all now, and wait for the answers."""
-        if self._run.hosts and not self._asked:
-            self._ask(self._run.hosts)
+        if self.named and not self._asked:
+            self._ask(self.named)
         while self._asked:
             self.look(math.inf)
             time.sleep(POLL_SECONDS / 100)
@@ -175,7 +177,7 @@ class Supervisor:
             following = decide(self._generation, end, run.least) if not self._stopped else ""
             if following and run.hosts and not self._hosts.present:
                 try_it = shlex.join(run.question(run.hosts[0]))
-                following = f"none of the hosts {', '.join(run.hosts)} starts programs; try {try_it}"
+                following = f"none of the hosts {', '.join(self._hosts.named)} starts programs; try {try_it}"
             if isinstance(following, str):
                 try:
                     stored = bool(end.code) and run.store()
@@ -256,9 +258,16 @@ class Supervisor:
             remove_leftover_files(began)
             if not stopped and not joins and self._last_kept(began) == began + START_SECONDS:
                 self._hosts.find()  # else the next generation goes on with them at once
-        available = self._ranks_per_host * len(self._hosts.present) if run.hosts else self._ranks
-        available = next((ranks for ranks in range(available, 0, -1) if not run.refusal(ranks)), available)
+        available = self._available(len(self._hosts.present)) if run.hosts else self._trainable(self._ranks)
         return End(code, run.kept_anywhere(), available, joins, bool(stopped))
+
+    def _available(self, hosts: int) -> int:
+        """Return the ranks that train on so many hosts."""
+        return self._trainable(self._ranks_per_host * hosts)
+
+    def _trainable(self, most: int) -> int:
+        """Return how many ranks, of `most`, can train the recipe; `most` where no number can."""
+        return next((ranks for ranks in range(most, 0, -1) if not self._run.refusal(ranks)), most)
 
     @property
     def _stopped(self) -> int:
@@ -293,16 +302,45 @@ class Supervisor:
         return joins
 
     def _take(self, message: str) -> bool:
-        """Take a request of `unisono join`: so many more ranks of this machine. Return True if their number changes."""
-        word, _, count = message.partition(" ")
-        if word != "join" or self._run.hosts or not count.lstrip("-").isdigit():
+        """Take a request of `unisono join`, and answer it. Return True if the ranks of this machine change."""
+        if not message:  # of another user
             return False
-        ranks = max(self._run.least, self._ranks + int(count))
-        if refusal := self._run.refusal(ranks):
-            _report(f"the {self._ranks} ranks train on without others: {refusal}")
-            return False
-        before, self._ranks = self._ranks, ranks
-        return ranks != before
+        request, before = json.loads(message), self._ranks
+        try:
+            add = self._add_hosts if request["hosts"] else self._add_ranks
+            answer = {"accepted": add(request["hosts"] or request["ranks"])}
+        except UsageError as error:
+            answer = {"refused": str(error)}
+        witness.send(request["reply"], json.dumps(answer))
+        return self._ranks != before
+
+    def _add_ranks(self, count: int) -> str:
+        """Add ranks of this machine, or take some away. Return what follows. Raises UsageError where nothing does."""
+        run, ranks = self._run, max(self._run.least, self._ranks + count)
+        if run.hosts:
+            where = f"its ranks are on {', '.join(self._hosts.named)}"
+            raise UsageError(f"{where}: unisono join {run.home} --hosts NAME adds a host")
+        refusal = run.refusal(ranks)
+        if refusal or ranks == self._ranks:
+            why = refusal or f"it has as many already, and --min-ranks is {run.least}"
+            raise UsageError(f"the run goes on with {counted(self._ranks, 'rank')}: {why}")
+        self._ranks = ranks
+        return f"goes on with {counted(ranks, 'rank')} from the next step on"
+
+    def _add_hosts(self, hosts: Sequence[str]) -> str:
+        """Add hosts, which are asked from now on. Return what follows. Raises UsageError where nothing does."""
+        run, named, present = self._run, self._hosts.named, len(self._hosts.present)
+        if not named:
+            raise UsageError(f"its ranks are on this machine alone: unisono join {run.home} --ranks 1 adds one")
+        if known := [host for host in hosts if host in named]:
+            are = "hosts of the run already, which are" if known[1:] else "a host of the run already, which is"
+            raise UsageError(f"{', '.join(known)}: {are} taken back when it starts programs")
+        ranks, more = self._available(present), self._available(present + len(hosts))
+        if more <= ranks:
+            refusal = run.refusal(self._ranks_per_host * (present + len(hosts)))
+            raise UsageError(f"the run goes on with {counted(ranks, 'rank')}: {refusal}")
+        named += hosts
+        return f"takes {', '.join(hosts)} as soon as it starts programs, with {counted(more - ranks, 'rank')} more"
 
 
 def _forward(source: BinaryIO, target: TextIO, hear: Callable[[bytes], object]) -> None:
@@ -326,20 +364,22 @@ def _forward(source: BinaryIO, target: TextIO, hear: Callable[[bytes], object]) 
             target.flush()
 
 
-def join(home: Path, ranks: int) -> None:
-    """Ask the command that trains in a folder for so many more ranks.
+def join(home: Path, ranks: int, hosts: Sequence[str] = ()) -> str:
+    """Ask the command that trains in a folder for so many more ranks of this machine, or for hosts. Return its answer.
 
-    Raises LaunchError if there is none here, and UsageError if they cannot train its recipe.
+    Raises LaunchError if there is none here or it does not answer, and UsageError with its reason if it refuses.
     """
-    if (home / RECIPE).exists():
-        recipe = recipe_of(home, [])
-        check_run(recipe, max(1, recipe.ranks + ranks))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-        try:
-            channel.sendto(f"join {ranks}".encode(), f"\0{ElasticRun(home).address}")
-        except ConnectionRefusedError as error:
+    with closing(Listener()) as listener:
+        request = {"ranks": ranks, "hosts": [*hosts], "reply": listener.address}
+        if not witness.send(ElasticRun(home).address, json.dumps(request)):
             start = shlex.join(["unisono", "train", "--elastic", "--resume", str(home)])
-            raise LaunchError(f"no elastic run is active in {home} on this machine: {start} starts it") from error
+            raise LaunchError(f"no elastic run is active in {home} on this machine: {start} starts it")
+        answer = json.loads(listener.report(REPLY_SECONDS) or "{}")
+    if "refused" in answer:
+        raise UsageError(f"{home}: {answer['refused']}")
+    if not answer:
+        raise LaunchError(f"the command that trains in {home} has not answered within {REPLY_SECONDS:g} s: try again")
+    return str(answer["accepted"])
 
 
 def _report(message: str) -> None:

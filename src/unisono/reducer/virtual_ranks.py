@@ -150,11 +150,16 @@ class VirtualRanks:
         return gradients
 
 
+def seed_of_share(seed: int, share: int) -> int:
+    """Return the seed of the random numbers of a share, in a step with a seed."""
+    return int(np.random.SeedSequence((seed, share)).generate_state(1, np.uint64)[0] >> 1)
+
+
 def _begin_share(seed: int, share: int, buffers: BufferCopies = ()) -> None:
     """Begin a share with its own random numbers, and with the buffers from before the step. `torch.manual_seed` would
     take 0.3 ms and more: it formats the stack, for each kind of accelerator that has not begun."""
     _restore(buffers)
-    torch.default_generator.manual_seed(int(np.random.SeedSequence((seed, share)).generate_state(1, np.uint64)[0] >> 1))
+    torch.default_generator.manual_seed(seed_of_share(seed, share))
 
 
 def _restore(buffers: BufferCopies) -> None:

@@ -4,8 +4,8 @@
     host b   /dev/shm/unisono-run-KEY/step-000000118/     the same, by the first rank of the second host
 
 A thread writes them beside the steps, as often as that is cheap. They have the files and checksums of a checkpoint. If
-both hosts are lost, the newest checkpoint of the run's folder is used. A rank whose state only rank 0 gathers (shards,
-split layers, weights of ranks) leaves one copy, on rank 0's host.
+both hosts are lost, the newest checkpoint of the run's folder is used. Where only rank 0 has the whole state (shards,
+split layers, weights of ranks), it sends that to the second host, between two steps.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from unisono.errors import CheckpointError
 from unisono.files import check_own, temporary_beside
 from unisono.training import run_directory
-from unisono.training.checkpoint.files import copied, decode, encode, load_newest, save
+from unisono.training.checkpoint.files import copied, decode, encode, flatten_state, load_newest, save, unflatten_state
 from unisono.training.checkpoint.layout import TENSORS, Checkpoint
 from unisono.world import World
 
@@ -32,6 +33,8 @@ COPIES_KEPT = 2
 
 MAX_SHARE = 0.02
 """Largest share of the run's time that copies take."""
+
+MAX_MESSAGE_BYTES = 1 << 30
 
 THREAD = "unisono copies"
 """Name of the thread that writes a copy."""
@@ -47,19 +50,22 @@ class MemoryCopies:
         world: World,
         alike: bool,
         warn: Callable[[str], None],
-        without: str = "but checkpoints on the disk",
+        checkpoint_minutes: float = 0.0,
     ) -> None:
         """Write into `folder`, and tell so in the run's folder, `home`.
 
-        `alike` is true if all ranks have the state of rank 0; `warn` is called with a line where no copy can be
-        written, in which `without` says what is left then.
+        `alike` is true if all ranks have the state of rank 0; else it sends its own. `warn` is called with a line where
+        no copy can be written. Rank 0's copy is a checkpoint in `home` as well once the newest one there is so many
+        minutes old; 0: never.
         """
         nodes = world.placement.nodes
         first_node = next(ranks for ranks in nodes if 0 in ranks)
         second = next((ranks[0] for ranks in nodes if ranks is not first_node), 0)
-        self._folder, self._home, self._world, self._warn, self._without = folder, home, world, warn, without
+        self._folder, self._home, self._world, self._warn = folder, home, world, warn
         self._first, self._told, self._saving = True, True, 0.0
-        self._writes = world.rank in ((0, second) if alike else (0,))
+        self._writes = world.rank in (0, second)
+        self._checkpoint_seconds = 60 * checkpoint_minutes if world.rank == 0 else 0.0
+        self._receiver = 0 if alike else second  # rank 0 receives nothing
         self._began = time.monotonic()
         self._thread = threading.Thread(name=THREAD)
         for thread in threading.enumerate():  # of a generation that this process has survived
@@ -85,9 +91,14 @@ class MemoryCopies:
                     run_directory.add_line(self._home / run_directory.GENERATIONS, line)
         first, self._first = self._first, False
         self.wait()
-        if self._writes:
-            states = {"weights": copied(checkpoint.weights), "optimizer": copied(checkpoint.optimizer)}
-            self._thread = threading.Thread(target=self._save, args=(replace(checkpoint, **states),), name=THREAD)
+        if self._receiver and self._world.rank == self._receiver:
+            checkpoint = _receive(self._world)
+        elif self._writes or self._checkpoint_seconds:
+            checkpoint = replace(checkpoint, **{name: copied(getattr(checkpoint, name)) for name in TENSORS})
+        if self._receiver and self._world.rank == 0:
+            _send(self._world, self._receiver, checkpoint)
+        if self._writes or self._checkpoint_seconds:
+            self._thread = threading.Thread(target=self._save, args=(checkpoint,), name=THREAD)
             self._thread.start()
         self._began = time.monotonic()
         self.seconds = (self._began - began + self._saving) / MAX_SHARE
@@ -101,7 +112,7 @@ class MemoryCopies:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Within the block, which tells of a copy in the run's folder, warn once where that is full."""
+        """Within the block, which writes into the run's folder, warn once where that is full."""
         try:
             yield
         except (OSError, CheckpointError) as error:
@@ -110,6 +121,16 @@ class MemoryCopies:
             self._told = False
 
     def _save(self, checkpoint: Checkpoint) -> None:
+        if self._writes:
+            self._copy(checkpoint)
+        checkpoints = self._home / run_directory.CHECKPOINTS
+        if self._checkpoint_seconds:
+            with self._telling():
+                checkpoints.mkdir(exist_ok=True)  # its time is that of its newest checkpoint, or of the first copy
+                if time.time() - checkpoints.stat().st_mtime > self._checkpoint_seconds:
+                    save(checkpoints, checkpoint)
+
+    def _copy(self, checkpoint: Checkpoint) -> None:
         began = time.thread_time()  # of the processor: other processes may have it meanwhile
         try:
             check_own(self._folder)
@@ -123,8 +144,41 @@ class MemoryCopies:
         except CheckpointError as error:
             self._writes = False
             shutil.rmtree(self._folder, ignore_errors=True)
-            self._warn(f"no copy in memory any more, {self._without}: {error}")
+            self._warn(f"no copy in memory any more: after a death the newest checkpoint on the disk is used: {error}")
         self._saving = time.thread_time() - began
+
+
+def _send(world: World, to: int, checkpoint: Checkpoint) -> None:
+    """Send a checkpoint, tensor by tensor: no second one is in this rank's memory."""
+    states = {name: flatten_state(getattr(checkpoint, name), f"the run's {name}") for name in TENSORS}
+    forms = {
+        name: (outline, {key: (tensor.shape, tensor.dtype) for key, tensor in tensors.items()})
+        for name, (tensors, outline) in states.items()
+    }
+    world.comm.send((checkpoint.step, checkpoint.progress, forms), to)
+    for tensors, _ in states.values():
+        for tensor in tensors.values():
+            for piece in _pieces(tensor.detach().resolve_conj().resolve_neg().contiguous().cpu()):
+                world.comm.Send(piece, to)
+
+
+def _receive(world: World) -> Checkpoint:
+    """Return the checkpoint that rank 0 sends."""
+    step, progress, forms = world.comm.recv(source=0)
+    states = {}
+    for name, (outline, shapes) in forms.items():
+        tensors = {key: torch.empty(shape, dtype=dtype) for key, (shape, dtype) in shapes.items()}
+        for tensor in tensors.values():
+            for piece in _pieces(tensor):
+                world.comm.Recv(piece, 0)
+        states[name] = unflatten_state(outline, tensors)
+    return Checkpoint(step, **states, progress=progress)
+
+
+def _pieces(tensor: torch.Tensor) -> list[Any]:
+    """Return the memory of a tensor without gaps as arrays of bytes that any MPI library sends."""
+    flat = tensor.reshape(-1).view(torch.uint8).numpy()
+    return [flat[start : start + MAX_MESSAGE_BYTES] for start in range(0, len(flat), MAX_MESSAGE_BYTES)]
 
 
 def newest_copy(folder: Path, world: World, newer_than: int = -1) -> Checkpoint | None:

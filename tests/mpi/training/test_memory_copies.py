@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,11 +50,41 @@ def test_two_hosts_have_copies_of_what_all_ranks_have(
         assert not copies.due()
     copies.wait()
     written = world.all_gather_object(len(checkpoint_names(own)))
-    assert [rank for rank, count in enumerate(written) if count] == ([0, 1] if alike and on.nodes > 1 else [0])
+    assert [rank for rank, count in enumerate(written) if count] == ([0, 1] if on.nodes > 1 else [0])
     assert max(written) == COPIES_KEPT
     line = json.loads((folder / GENERATIONS).read_text())
     assert (line["first_step"], line["ranks"]) == (1, world.size)
     assert (folder / ALIVE).read_text() == str(COPIES_KEPT + 1)
+    on.free()
+
+
+def odd(rank: int) -> Checkpoint:
+    """State that rank 0 alone has whole: of several kinds, some in the same memory, some without elements."""
+    shared = torch.arange(6.0).reshape(2, 3).t() + rank
+    weights = OrderedDict(tied=shared, again=shared, flag=torch.tensor(rank == 0), none=torch.empty(0, 2))
+    weights._metadata = {"": {"version": 1}}  # type: ignore[attr-defined]
+    state = {"ranks": [{"half": torch.full((5,), 0.5, dtype=torch.bfloat16), "wave": torch.tensor([1 + 2j])}, (3, "x")]}
+    return Checkpoint(7, weights, state if rank == 0 else {}, {"loss": 0.25 + rank})
+
+
+def test_the_second_host_has_what_rank_0_alone_has_gathered(world: World, folder: Path) -> None:
+    """The same bytes, from which the next ranks begin if the first host is lost."""
+    on = world_on(world, one_rank_per_node(world.size))
+    own = folder / str(world.rank)
+    copies = MemoryCopies(own, folder, on, False, pytest.fail)
+    copies.write(lambda: odd(world.rank))
+    files = {path.name: path.read_bytes() for path in sorted(own.glob("step-*/*"))}
+    everyone = world.all_gather_object(files)
+    assert everyone[0]
+    assert all(having == everyone[0] for having in everyone[1:2])
+    if world.rank == 0 and world.size > 1:
+        shutil.rmtree(own)
+    newest = newest_copy(own, on)
+    assert newest is not None
+    assert (newest.step, newest.progress) == (7, {"loss": 0.25})
+    assert torch.equal(newest.weights["tied"], odd(0).weights["tied"])
+    assert newest.weights._metadata == {"": {"version": 1}}  # type: ignore[attr-defined]
+    assert newest.optimizer["ranks"][1] == (3, "x")
     on.free()
 
 

@@ -12,7 +12,10 @@ import pytest
 import torch
 
 from unisono.errors import RecipeError
+from unisono.placement import one_rank_per_node
+from unisono.training import memory_copies
 from unisono.training.checkpoint.files import load_newest
+from unisono.training.checkpoint.layout import step_of
 from unisono.training.recipe import Recipe, parse_recipe
 from unisono.training.run import TrainOptions, train
 from unisono.world import World
@@ -106,6 +109,35 @@ def test_sharded_runs_are_those_of_one_rank_and_resume_on_any_number(group: Worl
     for name in ("sharded", "resumed", "alone"):
         group.call_on_root(lambda name=name: assert_alike(home / name, home / "serial"))
     alone.free()
+
+
+@pytest.mark.parametrize(("name", "options"), [("sharded", {}), ("local_sgd", {"every": 2})])
+def test_a_run_whose_first_host_is_lost_goes_on_from_the_copy_of_the_second(
+    group: World, packs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, int]
+) -> None:
+    monkeypatch.setattr(memory_copies, "MAX_SHARE", 1e9)  # one after each step, if the last is written
+    on = World(group.comm.Dup(), one_rank_per_node(group.size), group.table)
+    home = group.call_on_root(lambda: tmp_path)
+    run, memory = home / "run", home / f"memory-{group.rank}"
+    recipe = recipe_of(packs)
+    recipe = replace(recipe, rule=replace(recipe.rule, name=name, options=options))
+    train(recipe, on, TrainOptions(run, memory=memory))
+    _, weights = outcome(run)
+
+    def lose() -> str:
+        if group.size > 1:
+            shutil.rmtree(memory)
+        copy = max((home / f"memory-{min(1, group.size - 1)}").glob("step-*")).name
+        for newer in [path for path in (run / "checkpoints").iterdir() if path.name >= copy]:
+            shutil.rmtree(newer)
+        return copy
+
+    copy = group.call_on_root(lose)
+    train(recipe, on, TrainOptions(resume=run, memory=memory))
+    assert f"resumes after step {step_of(copy)}\n" in (run / "log.txt").read_text()
+    for key, weight in outcome(run)[1].items():
+        assert torch.equal(weight, weights[key])
+    on.free()
 
 
 @pytest.mark.parametrize("name", ["local_sgd", "diloco"])
