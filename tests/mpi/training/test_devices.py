@@ -119,9 +119,9 @@ def test_a_run_an_evaluation_and_a_resumed_run_are_those_of_the_host(
     train(recipe_on(on, packs), group, TrainOptions(resume=home / "here, resumed"))
     right, expected = load_newest(home / "here" / "checkpoints")[0], metrics_of(home / "here")
     for name in ("there", "there, resumed", "here, resumed"):
-        found = load_newest(home / name / "checkpoints")[0]
-        assert found.step == right.step == 8
-        torch.testing.assert_close(found.weights, right.weights, rtol=limit, atol=limit)
+        checkpoint = load_newest(home / name / "checkpoints")[0]
+        assert checkpoint.step == right.step == 8
+        torch.testing.assert_close(checkpoint.weights, right.weights, rtol=limit, atol=limit)
         assert metrics_of(home / name) == [pytest.approx(line, rel=limit) for line in expected]
     scores = [evaluate(home / "there", group, None, False, lambda _: None, device)[0] for device in ("cpu", on)]
     assert scores[0].accuracy.top1 == scores[1].accuracy.top1 == expected[-1][2]
