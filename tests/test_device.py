@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from unisono import device as device_module
 from unisono.device import choose_device, device_of, open_device, pieces_of
 from unisono.errors import TensorError, UsageError
 from unisono.launch import local_rank_started
@@ -97,3 +100,10 @@ def test_pieces_cover_a_tensor() -> None:
         pieces = pieces_of(length, 8)
         assert [at for piece in pieces for at in (piece.start, piece.stop)][::2] == list(range(0, length, 1 << 19))
         assert sum(piece.stop - piece.start for piece in pieces) == length
+
+
+def test_files_do_not_name_one_kind_of_device() -> None:
+    """But for the registration of memory, and PyTorch's own table of process groups."""
+    source = Path(device_module.__file__).parent
+    named = {path.relative_to(source).as_posix() for path in source.rglob("*.py") if '"cuda"' in path.read_text()}
+    assert named == {"device.py", "torch_backend/process_group.py", "torch_backend/register.py"}

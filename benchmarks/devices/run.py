@@ -8,13 +8,17 @@ exchange   allreduce of a tensor on the device, beside its two copies alone, and
 step       a training step, beside the same without an exchange, DDP over gloo, and (one rank for each device) over NCCL
 recipes    digits until it has learned, ResNet-50 and AlexNet an epoch on noise, by `unisono train` on 2 ranks
 NCCL       sums by NCCL within nodes, of ranks that share a GPU (`shared_nccl.py`): right or not, without times
-tests      python -m pytest tests -m device, for as long as there is time
+tests      python -m pytest tests -m device; on 2 ranks those of reducers and of staged collectives
 
-Each part that fails or takes too long is said so, and the others go on; the exit code is then 1.
+Recipes and tests come first. Each part that fails or takes too long is said so, and the others go on; the exit code is
+then 1.
 """
 
 from __future__ import annotations
 
+import ast
+import importlib
+import importlib.metadata
 import json
 import os
 import platform
@@ -24,23 +28,49 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-import torch.distributed as dist
-from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
-
-import unisono
-from unisono.device import host_memory, module_of
-from unisono.launch import find_mpiexec
-from unisono.models import MODELS
-
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def missing_packages() -> list[str]:
+    """Return the packages that are not there, of those that the package and its tests import before they run."""
+    paths = [path for folder in ("src/unisono", "tests") for path in (ROOT / folder).rglob("*.py")]
+    named = set[str]()
+    for path in paths:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Import):
+                named.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                named.add(node.module)
+    own = {"benchmarks", "tests", "unisono", *(path.stem for path in (ROOT / "conformance").rglob("*.py"))}
+    missing = set[str]()
+    for name in {name.split(".")[0] for name in named} - sys.stdlib_module_names - own:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            missing.add(error.name or name)
+    if not any(importlib.metadata.distributions(name="unisono")):
+        missing.add("unisono-0.1.0.dist-info/METADATA")
+    return sorted(missing)
+
+
+if __name__ == "__main__" and "rank" not in sys.argv and (MISSING := missing_packages()):
+    sys.exit(f"not found: {', '.join(MISSING)}; put unpacked wheels on PYTHONPATH (benchmarks/devices/README.md)")
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch.nn.functional import cross_entropy  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+import unisono  # noqa: E402
+from unisono.device import host_memory, module_of  # noqa: E402
+from unisono.launch import find_mpiexec  # noqa: E402
+from unisono.models import MODELS  # noqa: E402
 
 SIZES = [1 << 20, 8 << 20, 64 << 20, 256 << 20]
 """Bytes of exchanged tensors."""
@@ -51,8 +81,11 @@ NETWORKS = {"resnet50": 64, "alexnet": 64}
 ROUNDS = 7
 """Rounds of all contenders, of which the median counts."""
 
-LIMIT_SECONDS, LIMIT_OF_RANKS, LIMIT_OF_A_RECIPE = 520.0, 110.0, 60.0
-"""Seconds of everything, of the measurements with one number of ranks, and of a recipe."""
+LIMIT_SECONDS = 520.0
+"""Seconds of everything."""
+
+SHARES = {"recipes": 4, "tests": 3, "tests on 2 ranks": 3, "ranks": 5, "NCCL": 2}
+"""Parts in their order, each with its share of the time that is left for it and those behind it."""
 
 SETTLED_STEPS = 50
 """Steps that do not count: in the first 30 to 40, Unisono tries overlaps and buckets."""
@@ -64,6 +97,12 @@ DRY = "--dry" in sys.argv
 if DRY:
     SIZES, NETWORKS, ROUNDS, LONG_BYTES, SETTLED_STEPS = [1 << 12, 1 << 16], {"small_convnet": 4}, 2, 1 << 16, 5
 
+TESTS = ["tests/measure/test_probes.py" if DRY else "tests", "-m", "device"]
+"""Words of pytest for the tests of devices in one process."""
+
+TESTS_ON_RANKS = ["tests/mpi/collectives/test_staged.py", *([] if DRY else ["tests/mpi/reducer/test_devices.py"])]
+"""Words of pytest for those of several ranks, which share the device."""
+
 IMAGES = 8 if DRY else 512
 """Images of noise that a recipe of ImageNet is given."""
 
@@ -73,6 +112,18 @@ RECIPES = {
     "imagenet_alexnet": ["--set", f"training.batch={4 if DRY else 128}"],
 }
 """Recipes that are run, with the keys that are not those of a cluster."""
+
+
+class Budget:
+    """Seconds from now on, of which each part has a share of those that are left: none is given nothing."""
+
+    def __init__(self, seconds: float, shares: Mapping[str, int]) -> None:
+        self._end, self._shares = time.monotonic() + seconds, dict(shares)
+
+    def share(self, name: str) -> float:
+        """Return the seconds of a part that begins; those behind it are to come."""
+        whole = sum(self._shares.values())
+        return (self._end - time.monotonic()) * self._shares.pop(name) / whole
 
 
 def rank_main(out: Path, parts: list[str]) -> None:
@@ -222,11 +273,11 @@ def ended(command: list[str], limit: float, folder: Path) -> tuple[int, str, flo
         return process.returncode, output, time.perf_counter() - began
 
 
-def measured(ranks: int, folder: Path) -> dict[str, Any]:
+def measured(ranks: int, folder: Path, limit: float) -> dict[str, Any]:
     """Return the findings of so many ranks, which are printed."""
     out = folder / f"{ranks}.json"
     command = [str(find_mpiexec()), "-n", str(ranks), sys.executable, __file__, "rank", str(out), "exchange,step"]
-    code, output, _ = ended([*command, *(["--dry"] if DRY else [])], LIMIT_OF_RANKS, folder)
+    code, output, _ = ended([*command, *(["--dry"] if DRY else [])], limit, folder)
     if code or not out.is_file():
         print(ranks, "ranks: failed,", output[-2000:])
         return {"ranks": ranks, "failed": output[-2000:]}
@@ -286,57 +337,81 @@ def summed_by_nccl(ranks: int, mode: str, folder: Path, limit: float) -> dict[st
     """Return what `shared_nccl.py` said, which is printed."""
     program = str(Path(__file__).with_name("shared_nccl.py"))
     command = [str(find_mpiexec()), "-n", str(ranks), sys.executable, program, mode]
-    code, output, seconds = ended(command, min(limit, 45.0), folder)
+    code, output, seconds = ended(command, limit, folder)
     lines = [line for line in output.splitlines() if line.startswith(("NVIDIA", f"{ranks} ranks", "sums", "rank 0:"))]
     print(*lines, sep="\n", flush=True)
-    return {"ranks": ranks, "mode": mode, "returncode": code, "seconds": seconds, "said": lines}
+    right = any(line.startswith("rank 0:" if mode == "late" else "sums that are not the host's: 0;") for line in lines)
+    record = {"ranks": ranks, "mode": mode, "returncode": code, "seconds": seconds, "said": lines}
+    return {**record, "right": right and (code == 0 or mode == "late")}  # whose ranks end as they can
 
 
 def main() -> None:
-    """Measure with all numbers of ranks, run the recipes and the tests, and write what was found."""
+    """Run the recipes and the tests, measure with all numbers of ranks, and write what was found."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--dry"]
     if arguments[0] == "rank":
         rank_main(Path(arguments[1]), arguments[2].split(","))
         return
-    began, out, ranks = (
-        time.monotonic(),
-        Path(arguments[0]).resolve(),
-        [int(count) for count in arguments[1:]] or [1, 2, 4],
-    )
+    out, ranks = Path(arguments[0]).resolve(), [int(count) for count in arguments[1:]] or [1, 2, 4]
     environment = {"torch": torch.__version__, "python": platform.python_version(), "cores": os.cpu_count()}
-    results: dict[str, Any] = {"environment": environment, "runs": [], "recipes": {}}
-
-    def left() -> float:
-        return LIMIT_SECONDS - (time.monotonic() - began)
-
+    results: dict[str, Any] = {"environment": environment}
+    failed: list[str] = []
+    parts: dict[str, Callable[[float, Path], dict[str, bool]]] = {
+        "recipes": lambda limit, folder: run_recipes(limit, folder, results),
+        "tests": lambda limit, _: run_tests("tests", limit, results, [], TESTS),
+        "tests on 2 ranks": lambda limit, _: run_tests(
+            "tests on 2 ranks", limit, results, [str(find_mpiexec()), "-n", "2"], TESTS_ON_RANKS
+        ),
+        "ranks": lambda limit, folder: run_ranks(ranks, limit, folder, results),
+        "NCCL": lambda limit, folder: run_nccl(limit, folder, results),
+    }
+    budget = Budget(LIMIT_SECONDS, SHARES)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        pack_noise(folder / "noise")
-        for name, changes in RECIPES.items():
-            results["recipes"][name] = trained(name, changes, folder, min(LIMIT_OF_A_RECIPE, left()))
+        for name, part in parts.items():
+            failed += [f"{name}: {of}" for of, right in part(budget.share(name), Path(temporary)).items() if not right]
             out.write_text(json.dumps(results, indent=1) + "\n")
-        for count in ranks:
-            results["runs"].append(measured(count, folder))
-            out.write_text(json.dumps(results, indent=1) + "\n")
-        if torch.cuda.is_available():
-            modes = (2, "one"), (4, "nodes"), (2, "late")
-            results["shared NCCL"] = [summed_by_nccl(*mode, folder, left()) for mode in modes]
-        tests = [
-            "tests/measure/test_probes.py" if DRY else "tests",
-            "-m",
-            "device",
-            "-q",
-            "-n",
-            "0",
-            "-p",
-            "no:cacheprovider",
-        ]
-        code, output, seconds = ended([sys.executable, "-m", "pytest", *tests], left(), ROOT)
-    results["tests"] = {"returncode": code, "seconds": seconds, "said": output.splitlines()[-15:]}
-    print("tests:", *results["tests"]["said"], sep="\n  ")
-    out.write_text(json.dumps(results, indent=1) + "\n")
-    failed = [run for run in results["runs"] if "failed" in run or not run.get("overlaps", True)]
-    sys.exit(bool(failed or code or any(run["returncode"] for run in results["recipes"].values())))
+    print("failed:", *failed or ["nothing"], sep="\n  ")
+    sys.exit(bool(failed))
+
+
+def run_recipes(limit: float, folder: Path, results: dict[str, Any]) -> dict[str, bool]:
+    """Run the recipes; return for each whether it has ended."""
+    pack_noise(folder / "noise")
+    budget = Budget(limit, dict.fromkeys(RECIPES, 1))
+    results["recipes"] = {name: trained(name, changes, folder, budget.share(name)) for name, changes in RECIPES.items()}
+    return {name: run["returncode"] == 0 for name, run in results["recipes"].items()}
+
+
+def run_tests(
+    name: str, limit: float, results: dict[str, Any], launcher: list[str], files: list[str]
+) -> dict[str, bool]:
+    """Run tests by pytest, behind the words of a launcher; return whether they have passed."""
+    words = [*launcher, sys.executable, "-m", "pytest", *files, "-q", "-n", "0", "-p", "no:cacheprovider"]
+    code, output, seconds = ended(words, limit, ROOT)
+    results[name] = {"returncode": code, "seconds": seconds, "said": output.splitlines()[-15:]}
+    print(f"{name}: {seconds:.0f} s", *results[name]["said"], sep="\n  ", flush=True)
+    return {" ".join(files): code == 0}
+
+
+def run_ranks(ranks: list[int], limit: float, folder: Path, results: dict[str, Any]) -> dict[str, bool]:
+    """Measure on each number of ranks; return for each whether it has ended, with copies that overlap."""
+    budget = Budget(limit, dict.fromkeys(map(str, ranks), 1))
+    results["runs"] = [measured(count, folder, budget.share(str(count))) for count in ranks]
+    return {
+        f"{count} ranks": "failed" not in run and run.get("overlaps", True)
+        for count, run in zip(ranks, results["runs"], strict=True)
+    }
+
+
+def run_nccl(limit: float, folder: Path, results: dict[str, Any]) -> dict[str, bool]:
+    """Sum by NCCL, where there is CUDA; return for each mode whether it was right."""
+    if not torch.cuda.is_available():
+        print("NCCL: there is no CUDA")
+        return {}
+    modes = {"one": 2, "nodes": 4, "late": 2}
+    budget = Budget(limit, dict.fromkeys(modes, 1))
+    runs = {mode: summed_by_nccl(count, mode, folder, budget.share(mode)) for mode, count in modes.items()}
+    results["shared NCCL"] = [*runs.values()]
+    return {mode: run["right"] for mode, run in runs.items()}
 
 
 if __name__ == "__main__":

@@ -268,6 +268,10 @@ def attach(
     if plan is not None:
         split_model(model, world, plan)
     reducer = Reducer(model, world, rule, parameter_parts(model), virtual_ranks)
+    if device.type != HOST:
+        sums = f"; {world.device_transports(device)}" if world.size > 1 else ""
+        if world.rank == 0:
+            logging.getLogger("unisono").info(f"model on {device}{sums}")
     for link in links_of(model):
         link.weigh_by(reducer.loss_weight)
     if links_of(model) and not is_checked:  # the program may make its optimizer later
@@ -293,10 +297,10 @@ def check_exact(model: torch.nn.Module, ranks: int, rule: BaseRule, virtual_rank
         who = "split layers do" if split else f"{type(rule).__name__} does"
         raise UsageError(f'{who} not sum by the wire "exact": use BSP or Sharded on whole layers')
     for key, parameter in zip(*trainable(model), strict=True):
-        if parameter.device.type != HOST or parameter.dtype.to_real() not in FORMATS:
+        if parameter.dtype.to_real() not in FORMATS:
             raise UsageError(
-                f'parameter {key} is {parameter.dtype} on {parameter.device}, and the wire "exact" sums float32 and '
-                "float64 on processors: convert it, or use another wire"
+                f'parameter {key} is {parameter.dtype}, and the wire "exact" sums float32 and float64: convert it, or '
+                "use another wire"
             )
 
 

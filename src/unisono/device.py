@@ -8,7 +8,8 @@ A device runs what is queued on its streams, each in order, some time after the 
     incoming                                               └▶ copy 1, update 1 ──▶ the program's stream waits for it
 
 PyTorch's interface of accelerators is used for all of them (`torch.accelerator`, and the module `torch.cuda`,
-`torch.xpu` ... of each). CUDA alone is named here, and in no other file, for the registration of host memory.
+`torch.xpu` ... of each). CUDA alone is named here, for the registration of host memory; `torch_backend` names it where
+PyTorch's table of process groups does, and no other file.
 """
 
 from __future__ import annotations
@@ -126,6 +127,18 @@ def synchronize(device: torch.device) -> None:
     """Wait until a device has done all that any thread has queued; the host, and no device (meta), have nothing."""
     if device.type not in (HOST, "meta"):
         module_of(device).synchronize(device)
+
+
+def random_numbers_kept(device: torch.device) -> AbstractContextManager[None]:
+    """Return a context after which random numbers of the host and of a device go on as before."""
+    kind, numbers = ("cuda", []) if device.type == HOST else (device.type, [device.index or 0])
+    return torch.random.fork_rng(numbers, device_type=kind)
+
+
+def seed_random_numbers(device: torch.device, seed: int) -> None:
+    """Seed the random numbers of the host and of a device. On the host alone `torch.manual_seed` takes 0.3 ms and more:
+    it formats the stack, for each kind of accelerator that has not begun."""
+    (torch.default_generator.manual_seed if device.type == HOST else torch.manual_seed)(seed)
 
 
 def host_memory(length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -60,19 +60,21 @@ def _start_first(
     check_tensors(group, "allreduce", tensor)
     if wire == EXACT and (op != "sum" or not tensor.is_floating_point()):
         wire = None  # integers need no other form
+    if is_on_device(tensor):
+        with Checks(group, "allreduce"):
+            refuse_unsupported(tensor)
+            refuse_shared("allreduce", [tensor])
+        if wire == EXACT:  # one rank rounds, too; pieces are whole blocks
+            allreduce_staged(allreduce, group, tensor, algorithm, wire, op)
+        elif group.size > 1:
+            _allreduce_of_device(group, tensor, algorithm, wire, op)
+        return
     if wire == EXACT and not (algorithm == AUTO and _sums_what_it_sees(group, tensor)):
         with Checks(group, "allreduce"):
             nbytes_of(tensor)
             check_output(group, tensor, "allreduce")
         with torch.no_grad():
             put_back(tensor, sum_over(group, tensor, algorithm, allreduce))
-        return
-    if is_on_device(tensor):
-        with Checks(group, "allreduce"):
-            refuse_unsupported(tensor)
-            refuse_shared("allreduce", [tensor])
-        if group.size > 1:
-            _allreduce_of_device(group, tensor, algorithm, wire, op)
         return
     with Checks(group, "allreduce"):
         nbytes_of(tensor)

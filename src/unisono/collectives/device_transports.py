@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.call import call_of
-from unisono.collectives.direct import MIN_DIRECT_BYTES, allreduce_direct, mpi_reports_gpu_support
+from unisono.collectives.direct import MIN_DIRECT_BYTES, allreduce_direct, mpi_reports_support
 from unisono.collectives.group import Group
 from unisono.collectives.payload import flat_of, name_of, put_back
 from unisono.collectives.prepare import AUTO
@@ -108,7 +108,7 @@ def _try(group: Group, device: torch.device, allreduce: Allreduce) -> Transports
         raise UsageError(f'{VARIABLE} is "{asked}"; set it to {allowed}, or unset it')
     acts = {STAGED: partial(allreduce_staged, allreduce, group, algorithm=AUTO, wire=None, op="sum")}
     if asked != STAGED:
-        able, act = kind == "cuda" and mpi_reports_gpu_support(), partial(allreduce_direct, group, op="sum")
+        able, act = mpi_reports_support(kind), partial(allreduce_direct, group, op="sum")
         if bool(allreduce_min(group.comm, able)) and _sums_rightly(group, device, act):
             acts[DIRECT] = act
     if asked == DIRECT and DIRECT not in acts:

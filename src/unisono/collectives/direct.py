@@ -55,9 +55,10 @@ IN_FLIGHT = 2
 """Pieces of a payload that are under way at once."""
 
 
-def mpi_reports_gpu_support() -> bool:
-    """Return True if the MPI library reports support for GPU memory (an extension of MPICH and Open MPI)."""
-    query: Callable[[], int] | None = getattr(ctypes.CDLL(MPI.__file__), "MPIX_Query_cuda_support", None)
+def mpi_reports_support(kind: str) -> bool:
+    """Return True if the MPI library reports support for memory of a kind of device, such as CUDA (an extension of
+    MPICH and Open MPI)."""
+    query: Callable[[], int] | None = getattr(ctypes.CDLL(MPI.__file__), f"MPIX_Query_{kind}_support", None)
     return query is not None and bool(query())
 
 

@@ -48,6 +48,10 @@ def reduce_scatter(
     parameters = "reduce_scatter", algorithm, wire, op, out is None
     if start_ready(group, parameters, tensor, result):
         return result
+    if is_on_device(tensor):
+        call = partial(reduce_scatter, group, algorithm=algorithm, wire=wire, op=op)
+        on_host(group, "reduce_scatter", (tensor, result), (result,), lambda source, target: call(source, out=target))
+        return result
     if wire == EXACT and op == "sum" and tensor.is_floating_point():
         with Checks(group, "reduce_scatter"):
             _check_out(group, tensor, result, start, stop)
@@ -55,10 +59,6 @@ def reduce_scatter(
         result.detach().copy_(total.view(result.shape))
         return result
     wire = None if wire == EXACT else wire
-    if is_on_device(tensor):
-        call = partial(reduce_scatter, group, algorithm=algorithm, wire=wire, op=op)
-        on_host(group, "reduce_scatter", (tensor, result), (result,), lambda source, target: call(source, out=target))
-        return result
     with Checks(group, "reduce_scatter"):
         nbytes_of(tensor)
         plan = group.plan("reduce_scatter", algorithm, tensor, wire, op)

@@ -35,8 +35,8 @@ from unisono.data.kinds import find_kind
 from unisono.data.order import DRAWS_PER_SAMPLE, CounterRNG, Numbers, Sampler, in_turn, uniform_numbers
 from unisono.device import CopyStreams, choose_device, host_memory, module_of
 from unisono.engine import Closing, Observe, observed
-from unisono.errors import DecodeError
-from unisono.processor import HOST
+from unisono.errors import DecodeError, UsageError
+from unisono.processor import AUTO, HOST
 from unisono.schedules.pieces import bounds
 
 if TYPE_CHECKING:
@@ -73,12 +73,19 @@ def cast_inputs(inputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def device_of_rank(name: str, world: World) -> torch.device:
     """Return the device of this rank, by a name that `choose_device` takes. Collective.
 
-    Raises UsageError on all ranks where one has none.
+    Raises UsageError on all ranks where one has none, or another kind than rank 0.
     """
     if name == HOST:
         return PROCESSOR
     ranks = world.placement.nodes[world.placement.node_of(world.rank)]
-    return world.call_on_all(lambda: choose_device(name, ranks.index(world.rank), len(ranks)))
+    device = world.call_on_all(lambda: choose_device(name, ranks.index(world.rank), len(ranks)))
+    kinds = world.all_gather_object(device.type) if name == AUTO else [device.type]
+    if (other := next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)) is not None:
+        raise UsageError(
+            f'device = "{name}": rank 0 has {kinds[0]}, and rank {other} {kinds[other]}; take nodes with one kind of '
+            f'device, or "{HOST}"'
+        )
+    return device
 
 
 def to_device(batches: Iterable[Batch], device: torch.device) -> Generator[Batch]:

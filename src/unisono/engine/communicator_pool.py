@@ -13,6 +13,7 @@ import atexit
 import weakref
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from typing import Protocol, TypeVar
 
 import torch
@@ -44,7 +45,8 @@ class CommunicatorPool(Closing):
         self._exclusive = list[ExclusiveVariable]()
         self._parts: dict[Partition, list[World]] = {}  # worlds of this rank's groups
         self._users: weakref.WeakSet[CommunicatorUser] = weakref.WeakSet()
-        self._registered = 0
+        self.numbers = count(1)
+        """Numbers of users, the same on all ranks."""
         self._at_exit = weakly(self.finish)
         atexit.register(self._at_exit)
 
@@ -82,11 +84,9 @@ class CommunicatorPool(Closing):
             self._exclusive.append(ExclusiveVariable(f"communicator {len(self._exclusive)}"))
         return self._exclusive[communicator]
 
-    def register(self, user: CommunicatorUser) -> int:
-        """Register a user, to be notified when its exchanges have to end; return its number, the same on all ranks."""
+    def register(self, user: CommunicatorUser) -> None:
+        """Register a user, once it is complete, to be notified when its exchanges have to end."""
         self._users.add(user)
-        self._registered += 1
-        return self._registered
 
     def finish(self) -> None:
         """Wait for the work under way of all users."""

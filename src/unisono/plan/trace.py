@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unisono.device import host_memory, synchronize
+from unisono.device import host_memory, random_numbers_kept, synchronize
 from unisono.errors import UsageError
 from unisono.processor import HOST
 
@@ -193,9 +193,8 @@ def _now(device: torch.device) -> float:
 @contextmanager
 def _random_numbers_kept(device: torch.device) -> Iterator[None]:
     python, numpy = random.getstate(), np.random.get_state()
-    kind, numbers = ("cuda", []) if device.type == HOST else (device.type, [device.index or 0])
     try:
-        with torch.random.fork_rng(numbers, device_type=kind):
+        with random_numbers_kept(device):
             yield
     finally:
         random.setstate(python)

@@ -343,6 +343,10 @@ class BucketMemory:
         place = self.place(key)
         yield self._flat[place.memory][place.start + last.start : place.stop]  # with the flags
 
+    def outgoing(self, key: int) -> AbstractContextManager[Any]:
+        """Return a context for reads of a bucket's gradients by the host, behind what has computed them."""
+        return nullcontext() if self.copies is None else self.copies.outgoing(key)
+
     def incoming(self, marked: bool = False) -> AbstractContextManager[Any]:
         """Return a context for other work: behind all that has come from the host, and the newest mark if `marked`."""
         return nullcontext() if self.copies is None else self.copies.incoming(marked)

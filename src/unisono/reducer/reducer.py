@@ -89,7 +89,7 @@ class Reducer:
         self._step: SplitStep | ShardedStep | None = None  # that applies the gradients of the pass that runs
         self._prepared = False  # whether the setting of the coming backward pass has been asked for
         pool = world.resource(CommunicatorPool)
-        collectives = ModelCollectives(pool, f"model {pool.register(self)}")
+        collectives = ModelCollectives(pool, f"model {next(pool.numbers)}")
         holders = {count: pool.part_worlds(partition, 1)[1][0] for count, partition in parts.holders.items()}
         self.memory = memory = collectives.call(lambda world: BucketMemory(self.parameters, world, parts, holders))
         self.accumulation = Accumulation(memory, float(size) if self.traits.sums else 1.0)
@@ -119,6 +119,7 @@ class Reducer:
             self._hooks.append(node.register_prehook(partial(weakly(self.before_adding), index)))
         self._hooks.append(attach(model, self))
         LIVING.add(self)
+        pool.register(self)
 
     def loss_weight(self) -> tuple[int, float]:
         """Return the number of averages so far, and the weight of this rank's loss in the next one among those of its

@@ -144,11 +144,12 @@ class ModelReplica:
 
     def measure(self, key: int, scaled: bool = True) -> None:
         assert self._exact is not None, "a program that measures has exact sums"
-        for index in self.memory.place(key).parameters:
-            gradient = self.gradients[index]
-            if gradient is not None and lies_in(gradient, self.memory.views[index]):
-                self.gradients[index] = gradient.clone()  # integers take its place
-        self._exact.measure(key, self.terms(scaled))
+        with self.memory.outgoing(key):
+            for index in self.memory.place(key).parameters:
+                gradient = self.gradients[index]
+                if gradient is not None and lies_in(gradient, self.memory.views[index]):
+                    self.gradients[index] = gradient.clone()  # integers take its place
+            self._exact.measure(key, self.terms(scaled))
 
     def pack(self, key: int, scaled: bool = True) -> None:
         """Write gradients, times this rank's weight if `scaled`, into a bucket; release those of which all parts are
@@ -164,7 +165,8 @@ class ModelReplica:
             self.memory.pack(key, gradients, weight, self.placed)
         else:
             terms, flags = self.terms(scaled), integers(self.memory.flags(key))
-            self._exact.pack(key, terms)
+            with self.memory.outgoing(key):
+                self._exact.pack(key, terms)
             for position, index in enumerate(place.ends):
                 flags[position] = any(gradients[index] is not None for _, gradients in terms)
         for index in place.parameters:

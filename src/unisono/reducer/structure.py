@@ -108,14 +108,15 @@ def _identical(present: Iterable[object], remembered: Sequence[object]) -> bool:
 Description = Sequence[str]
 """Names of tensors, each with the properties that must be equal on all ranks."""
 
-REMEDY = "build the same model on every rank, from the same options and in the same order"
+REMEDY = "build the same model on every rank, on the same kind of device, from the same options and in the same order"
 
 
 def compare_models(model: torch.nn.Module, world: World) -> None:
-    """Raise MismatchError on all ranks where names, shapes, strides, dtypes or frozen parameters differ."""
+    """Raise MismatchError on all ranks where kinds of device, names, shapes, strides, dtypes or frozen ones differ."""
     if world.size == 1:
         return
-    description = describe(model)
+    kinds = sorted({tensor.device.type for tensor in (*model.parameters(), *model.buffers())})
+    description = [*(f"tensors on {kind}" for kind in kinds), *describe(model)]
     checksum = int.from_bytes(hashlib.sha256(repr(description).encode()).digest()[:7], "little")
     largest = world.allreduce(torch.tensor([checksum, -checksum], device="cpu"), op="maximum")
     if int(largest[0]) != -int(largest[1]):

@@ -24,7 +24,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from unisono.device import random_numbers_kept, seed_random_numbers
 from unisono.errors import UsageError
+from unisono.processor import HOST
 from unisono.reducer.accumulation import Accumulation
 from unisono.reducer.control import StepControl
 from unisono.schedules.pieces import bounds
@@ -52,6 +54,11 @@ class VirtualRanks:
     """Samples of the share whose pass runs."""
 
     @property
+    def device(self) -> torch.device:
+        """Device of the parameters; the host where there are none."""
+        return self.parameters[0].device if self.parameters else torch.device(HOST)
+
+    @property
     def shares(self) -> range:
         """Shares of this rank."""
         return range(*bounds(self.count, self.ranks, self.rank))
@@ -74,7 +81,7 @@ class VirtualRanks:
         `seed` is that of this step's random numbers, by default the number of sums before. Raises UsageError for
         samples that do not fit, and on all ranks where one's last share had no backward pass.
         """
-        cuts, state = self._cuts(tensors, whole), torch.get_rng_state()
+        cuts = self._cuts(tensors, whole)
         lacks_first = whole is not None and whole < self.count  # share 0 is empty
         restores = len(self.shares) > 1 or lacks_first
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if restores else []
@@ -82,9 +89,9 @@ class VirtualRanks:
         seed = averages if seed is None else seed
         self.kept = []
         try:
-            with _deterministic():
+            with random_numbers_kept(self.device), _deterministic():
                 for share, (first, last) in reversed([*zip(self.shares, cuts, strict=True)]):
-                    _begin_share(seed, share, buffers)
+                    self._begin_share(seed, share, buffers)
                     self.samples, sums = float(last - first), share == self.shares.start
                     self.accumulation.averages = sums
                     if sums:
@@ -101,7 +108,6 @@ class VirtualRanks:
                     _restore(buffers)
         finally:
             self.accumulation.averages, self.kept = True, []
-            torch.set_rng_state(state)
 
     def recompute(
         self,
@@ -112,17 +118,16 @@ class VirtualRanks:
         run: Callable[..., object],
     ) -> Gradients:
         """Return the gradients of a share of any rank, whose pass on its `tensors` `run` makes. Nothing of it stays."""
-        state, buffers = torch.get_rng_state(), [(buffer, buffer.clone()) for buffer in model.buffers()]
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
         self.accumulation.averages = False
         try:
-            _begin_share(seed, share)
-            with _deterministic():
+            with random_numbers_kept(self.device), _deterministic():
+                self._begin_share(seed, share)
                 run(*tensors)
             return self._take_gradients()
         finally:
             self.accumulation.averages = True
             _restore(buffers)
-            torch.set_rng_state(state)
 
     def _cuts(self, tensors: tuple[torch.Tensor, ...], whole: int | None) -> list[tuple[int, int]]:
         """Return the first row of each share in this rank's tensors, and the one after its last."""
@@ -141,6 +146,11 @@ class VirtualRanks:
             )
         return list(pairwise(total * share // self.count - begin.start for share in (*self.shares, self.shares.stop)))
 
+    def _begin_share(self, seed: int, share: int, buffers: BufferCopies = ()) -> None:
+        """Begin a share with its own random numbers, and with the buffers from before the step."""
+        _restore(buffers)
+        seed_random_numbers(self.device, seed_of_share(seed, share))
+
     def _take_gradients(self) -> Gradients:
         """Return the gradients of the pass that has ended, and leave none in the parameters."""
         gradients = {index: parameter.grad for index, parameter in enumerate(self.parameters)}
@@ -153,13 +163,6 @@ class VirtualRanks:
 def seed_of_share(seed: int, share: int) -> int:
     """Return the seed of the random numbers of a share, in a step with a seed."""
     return int(np.random.SeedSequence((seed, share)).generate_state(1, np.uint64)[0] >> 1)
-
-
-def _begin_share(seed: int, share: int, buffers: BufferCopies = ()) -> None:
-    """Begin a share with its own random numbers, and with the buffers from before the step. `torch.manual_seed` would
-    take 0.3 ms and more: it formats the stack, for each kind of accelerator that has not begun."""
-    _restore(buffers)
-    torch.default_generator.manual_seed(seed_of_share(seed, share))
 
 
 def _restore(buffers: BufferCopies) -> None:

@@ -71,7 +71,7 @@ def digest_of(tensors: Iterable[torch.Tensor]) -> str:
     """Return the hash of tensors' bytes."""
     hasher = blake2b(digest_size=DIGEST_BYTES)
     for tensor in tensors:
-        hasher.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        hasher.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         hasher.update(b"|")
     return hasher.hexdigest()
 
@@ -171,13 +171,13 @@ def total(several: Iterable[Sequence[int]]) -> list[int]:
 
 
 def words(flat: torch.Tensor) -> torch.Tensor:
-    """Return the memory of numbers as integers of 4 bytes; as bytes, where numbers are smaller."""
-    return flat.view(torch.int8 if flat.itemsize < 4 else torch.int32)
+    """Return the memory of numbers, or a copy of a device's, as integers of 4 bytes; as bytes, of smaller numbers."""
+    return flat.cpu().view(torch.int8 if flat.itemsize < 4 else torch.int32)
 
 
 def _packed(given: Batch) -> list[Any]:
     """Return copies of tensors in a form that is sent: pickled tensors take longer than their messages."""
-    copies = [tensor.clone() for tensor in given]  # of a part not the whole, without gaps
+    copies = [tensor.cpu().clone() for tensor in given]  # of a part not the whole, without gaps
     flat = [copy.as_strided((copy.numel(),), (1,)).view(torch.uint8).numpy() for copy in copies]
     return [(copy.dtype, copy.shape, copy.stride(), content) for copy, content in zip(copies, flat, strict=True)]
 

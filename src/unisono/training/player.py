@@ -30,8 +30,9 @@ import torch
 
 from unisono.asynchronous.messages import WorkerHeader
 from unisono.data.feed import Feed
-from unisono.data.loading import PROCESSOR, Batch
+from unisono.data.loading import Batch
 from unisono.data.order import steps_of
+from unisono.device import seed_random_numbers
 from unisono.reducer import requested_by
 from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel.model import seed_dropout, split_of
@@ -171,8 +172,7 @@ class EventPlayer(ABC):
         run, (inputs, labels) = self.run, next(self._batches)
         for group in run.trainer.optimizer.param_groups:
             group["lr"] = event.rate
-        on_host = run.trainer.device == PROCESSOR  # where torch.manual_seed formats the stack, for other devices
-        (torch.default_generator.manual_seed if on_host else torch.manual_seed)(event.seed)
+        seed_random_numbers(run.trainer.device, event.seed)
         batch, seed = run.recipe.training.batch, run.recipe.training.seed
         batch_size = min(batch, run.feed.samples - event.done * batch)
         if split_of(run.trainer.model) is not None:

@@ -77,7 +77,8 @@ class Trainer:
     ) -> None:
         """Prepare the model on all ranks together. Raises TensorError on all of them for a model on several devices.
 
-        Raises UsageError for what is no rule, and for a `clip` that is not above 0.
+        Raises MismatchError on all of them for models on several kinds of device, UsageError for what is no rule, and
+        for a `clip` that is not above 0.
         """
         check_rule(rule)
         if clip is not None and not clip > 0:
@@ -152,7 +153,7 @@ class Trainer:
         virtual = self.reducer.programs.virtual
         assert virtual is not None, "a share is that of virtual ranks"
         with name_nondeterministic(), self.recorder.record("computing"), self.span("recompute", "computing"):
-            return virtual.recompute(self.model, (inputs, labels), share, seed, self._pass)
+            return virtual.recompute(self.model, (self._moved(inputs), self._moved(labels)), share, seed, self._pass)
 
     def _pass(self, inputs: torch.Tensor, labels: torch.Tensor) -> float | torch.Tensor:
         """Make a forward and a backward pass, which sums gradients unless more passes of the step follow. Return the

@@ -82,7 +82,7 @@ def measure(values: torch.Tensor, start: int, stop: int, weight: float, maxima: 
     """Raise `maxima`, one number for each block that elements [start, stop) of `values` touch, to the largest magnitude
     in the whole block, times `weight`."""
     first, last = blocks_of(start, stop)
-    blocks = values[first * BLOCK : last * BLOCK]
+    blocks = values[first * BLOCK : last * BLOCK].cpu()
     if _compiles(blocks, maxima):
         compiled.measure(blocks.itemsize, blocks.data_ptr(), len(blocks), weight, maxima.data_ptr())
         return
@@ -198,7 +198,8 @@ class ExactSums:
         flat: Callable[[torch.Tensor, int], torch.Tensor],
     ) -> None:
         """Sum `summands` shares in the memory `sums` of a key, whose `pieces` are the number of a parameter, its place
-        there, and the elements of the parameter; `flat` returns a parameter's gradient in the order of its memory."""
+        there, and the elements of the parameter; `flat` returns a parameter's gradient, which may be on a device, in
+        the order of its memory."""
         self._summands, self._sums, self._pieces, self._flat = summands, sums, pieces, flat
         self._maxima: dict[int, torch.Tensor] = {}
 
@@ -222,7 +223,7 @@ class ExactSums:
             begun = False
             for weight, gradients in terms:
                 if (gradient := gradients[parameter]) is not None:
-                    values = self._flat(gradient, parameter)[part]
+                    values = self._flat(gradient, parameter)[part].cpu()
                     encode(values, part.start, maxima[blocks], self._summands, weight, sums[here], begun)
                     begun = True
             if not begun:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from unisono.collectives import device_transports
 from unisono.collectives.allreduce import allreduce
 from unisono.collectives.device_transports import VARIABLE, NodeBackend, Transports, transports_of
-from unisono.collectives.direct import mpi_reports_gpu_support
+from unisono.collectives.direct import mpi_reports_support
 from unisono.collectives.group import Group
 from unisono.errors import MismatchError, StallError, UsageError
 from unisono.placement import place
@@ -238,7 +238,7 @@ def test_no_device_is_tried_that_the_library_does_not_move(world: World) -> None
         raise AssertionError("nothing is timed")
 
     group = Group(world.comm, world.placement, world.table)
-    if not mpi_reports_gpu_support() and not torch.cuda.is_available():
+    if not mpi_reports_support("cuda") and not torch.cuda.is_available():
         assert transports_of(group, torch.device("cuda"), staged) == Transports(moves=False)
     assert transports_of(group, torch.device("xpu"), staged) == Transports(moves=False)
     group.free()

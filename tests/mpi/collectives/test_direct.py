@@ -4,8 +4,10 @@ The library knows no streams, so a missing synchronization shows."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from unisono.collectives.direct import (
     all_gather_direct,
     allreduce_direct,
     broadcast_direct,
-    mpi_reports_gpu_support,
+    mpi_reports_support,
     reduce_scatter_direct,
 )
 from unisono.collectives.group import Group
@@ -176,6 +178,14 @@ def test_mismatched_calls_are_reported(world: World, group: Group) -> None:
 
 
 def test_a_library_without_gpus_does_not_claim_them() -> None:
-    assert mpi_reports_gpu_support() in (True, False)
+    assert not mpi_reports_support("pretend")
     if not torch.cuda.is_available():
-        assert not mpi_reports_gpu_support(), "a library that was built for GPUs, on a machine without"
+        assert not mpi_reports_support("cuda"), "a library that was built for GPUs, on a machine without"
+
+
+@pytest.mark.parametrize("answer", [0, 1])
+def test_a_library_answers_for_a_kind_of_device(monkeypatch: pytest.MonkeyPatch, answer: int) -> None:
+    library = SimpleNamespace(MPIX_Query_cuda_support=lambda: answer)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
+    assert mpi_reports_support("cuda") is (answer == 1)
+    assert not mpi_reports_support("xpu")

@@ -16,8 +16,10 @@ from unisono.collectives import device_transports
 from unisono.collectives.device_transports import Transports
 from unisono.collectives.group import Group
 from unisono.device import module_of
-from unisono.errors import TensorError, UsageError
+from unisono.engine.communicator_pool import CommunicatorPool
+from unisono.errors import MismatchError, TensorError, UsageError
 from unisono.placement import Placement
+from unisono.reducer import reducer
 from unisono.rules import BSP, BaseRule, DiLoCo, LocalSGD, Sharded
 from unisono.world import World
 
@@ -46,9 +48,13 @@ def network() -> nn.Module:
     return nn.Sequential(*layers).double()
 
 
-def train(world: World, rule: BaseRule, optimizer_of: MakeOptimizer, device: torch.device) -> list[torch.Tensor]:
+def train(
+    world: World, rule: BaseRule, optimizer_of: MakeOptimizer, device: torch.device, compiles: bool = False
+) -> list[torch.Tensor]:
     """Weights and buffers after a few steps, on the host."""
     model = network().to(device)
+    if compiles:
+        model.compile(backend="eager")
     optimizer = optimizer_of(model.parameters())
     unisono.parallel(model, world, rule, optimizer)
     numbers = torch.Generator().manual_seed(world.rank)
@@ -71,6 +77,14 @@ def test_a_model_on_a_device_is_trained_as_on_the_host(
     limit = 1e-12 if device.type == "pretend" or optimizer == "sgd" else 1e-8  # Adam divides by small numbers
     for right, actual in zip(here, there, strict=True):
         torch.testing.assert_close(actual, right, rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize("rule", ["bsp", "sharded"])
+def test_a_compiled_model_on_a_device_is_trained_as_on_the_host(world: World, device: torch.device, rule: str) -> None:
+    here = train(world, RULES[rule], OPTIMIZERS["sgd"], torch.device("cpu"))
+    there = train(world, RULES[rule], OPTIMIZERS["sgd"], device, compiles=True)
+    for right, actual in zip(here, there, strict=True):
+        torch.testing.assert_close(actual, right, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("rule", ["bsp", "local sgd", "diloco"])
@@ -145,3 +159,44 @@ def test_a_model_on_two_devices_is_refused_on_all_ranks(world: World, device: to
         model[4].to(device)
     with pytest.raises(TensorError, match=f"rank {world.size - 1}: a model: tensors on cpu and on {device.type}"):
         unisono.parallel(model, world)
+
+
+def test_ranks_on_two_kinds_of_device_are_refused_on_all(world: World, device: torch.device) -> None:
+    if world.size == 1:
+        pytest.skip("one rank has one kind")
+    last = world.size - 1
+    model = network().to("cpu" if world.rank == last else device)
+    message = (
+        f"the models of ranks 0 and {last} differ: rank 0 has tensors on {device.type}, rank {last} has tensors on cpu"
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    with pytest.raises(MismatchError, match=f"{message}: .* on the same kind of device"):
+        unisono.parallel(model, world)
+    with pytest.raises(MismatchError, match=message):
+        unisono.Trainer(model, world, BSP(), optimizer)
+    unisono.parallel(model.to(device), world)
+
+
+def test_a_line_says_the_device_and_how_sums_travel(
+    world: World, device: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
+    sums = f"; {world.device_transports(device)}" if world.size > 1 else ""
+    for place, said in (("cpu", []), (device, [f"model on {device}{sums}"] * (world.rank == 0))):
+        caplog.clear()
+        with caplog.at_level("INFO", "unisono"):
+            unisono.parallel(network().to(place), world)
+        assert [record.message for record in caplog.records if record.message.startswith("model")] == said
+
+
+def test_a_reducer_that_cannot_be_made_is_not_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither at the end of the program, nor when the world is freed."""
+    these = world.split(0)
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match="no memory"):
+        patch.setattr(reducer, "BucketMemory", lambda *_: these.call_on_all(lambda: fail("no memory")))
+        unisono.parallel(network(), these)
+    these.resource(CommunicatorPool).finish()
+    these.free()
+
+
+def fail(message: str) -> None:
+    raise UsageError(message)

@@ -15,6 +15,7 @@ from torch import nn
 
 import unisono
 from unisono.data.builtin import load_digits
+from unisono.device import PIECE_BYTES
 from unisono.errors import UnisonoError, UsageError
 from unisono.optimizers.layerwise import LAMB, LARS
 from unisono.rules import BaseRule
@@ -263,7 +264,7 @@ class Placing(nn.Module):
         ),
         (
             lambda world: unisono.parallel(net().bfloat16(), world, virtual_ranks=8),
-            r'parameter 0.weight is torch.bfloat16 on cpu, and the wire "exact" sums float32 and float64',
+            r'parameter 0.weight is torch.bfloat16, and the wire "exact" sums float32 and float64',
         ),
         (
             lambda world: trained(world, unisono.LocalSGD(unisono.Exchange(wire="exact"))),
@@ -330,3 +331,60 @@ def test_a_last_share_without_a_pass_is_refused_on_all_ranks(world: World, skips
         train(last=not skips(world.rank))
     train(last=True)
     assert model.weight.grad is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_sums_of_a_device_have_the_bits_of_the_host(world: World, device: torch.device, dtype: torch.dtype) -> None:
+    """In pieces of whole blocks; of any strides, and in shards."""
+    for shape in ((3, 100), (PIECE_BYTES // 2 + 77,)):
+        own = torch.randn(shape, generator=torch.Generator().manual_seed(world.rank)).to(dtype).t()
+        there = own.to(device)
+        assert torch.equal(world.reduce_scatter(there, wire="exact").cpu(), world.reduce_scatter(own, wire="exact"))
+        assert world.allreduce(there, wire="exact") is there
+        assert torch.equal(there.cpu(), world.allreduce(own, wire="exact"))
+
+
+@pytest.mark.parametrize("shares", [0, SHARES])
+@pytest.mark.parametrize("rule", [unisono.BSP, unisono.Sharded])
+def test_a_model_on_a_device_has_the_bits_of_one_on_the_host(
+    world: World, pretend: Callable[[int], torch.device], rule: type[unisono.BSP], shares: int
+) -> None:
+    """Whatever streams run late; without virtual ranks, too. Buckets cut a layer."""
+
+    def digest_on(device: torch.device) -> str:
+        model = nn.Sequential(*(layer for layer in net() if not isinstance(layer, nn.Dropout))).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01, 0.9)
+        trainer = Trainer(model, world, rule_of(rule, nbytes=1 << 12), optimizer, virtual_ranks=shares)
+        draw = torch.Generator().manual_seed(world.rank)
+        for size in (64, 60, 64):
+            count = len(unisono.own_samples(model, size)) if shares else 20
+            inputs, labels = torch.randn(count, 1, 8, 8, generator=draw), torch.arange(count) % 10
+            trainer.step(inputs, labels, size if shares else None)
+        trainer.wait()
+        return digest(model.cpu())
+
+    here = digest_on(torch.device("cpu"))
+    for seed in range(3):
+        assert digest_on(pretend(seed)) == here
+
+
+def test_dropouts_on_a_device_follow_from_the_share(world: World, pretend: Callable[[int], torch.device]) -> None:
+    """And what is drawn there later does not."""
+    device = pretend(0)
+    later, weights = [], []
+    for ranks in (1, world.size):
+        group = world.split(world.rank // ranks)
+        model = net().to(device)
+        torch.manual_seed(world.rank)
+        trainer = Trainer(model, group, unisono.BSP(), torch.optim.SGD(model.parameters(), 0.1), virtual_ranks=SHARES)
+        mine = unisono.own_samples(model, 64)
+        inputs = torch.arange(64 * 64.0).sin().view(64, 1, 8, 8)[mine.start : mine.stop]
+        trainer.step(inputs, torch.arange(mine.start, mine.stop) % 10, 64)
+        trainer.wait()
+        later.append(torch.rand(4, device=device).cpu())
+        weights.append(digest(model.cpu()))
+        group.free()
+    assert weights[0] == weights[1]
+    torch.manual_seed(world.rank)
+    expected = torch.rand(4, device=device).cpu()
+    assert all(drawn.equal(expected) for drawn in later)

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 import unisono
-from unisono.errors import TensorError
+from unisono.data import Loader, loading
+from unisono.data.loading import device_of_rank
+from unisono.errors import TensorError, UsageError
+from unisono.training.chain import read_chain
+from unisono.training.checkpoint.files import load_newest
+from unisono.training.recipe import AuditRecipe, Recipe, parse_recipe
+from unisono.training.run import TrainOptions, train
+from unisono.training.scoring.evaluate import evaluate
 from unisono.world import World
 
 STEPS, EACH = 6, 4
@@ -62,3 +75,94 @@ def test_a_batch_on_another_device_is_an_error(world: World, place: torch.device
     trainer = unisono.Trainer(model, world, unisono.BSP(), torch.optim.SGD(model.parameters(), 0.1))
     with pytest.raises(TensorError, match=f"the batch is on {place}, and the model on cpu: move one to the other"):
         trainer.step(torch.ones(EACH, 5, device=place), torch.arange(EACH, device=place))
+
+
+def recipe_on(device: str, packs: Path, **training: int) -> Recipe:
+    """Two epochs of 4 steps, with a checkpoint after every third; the weights of convolutions are images' there."""
+    content: dict[str, Any] = {
+        "compute": {"device": device, "convolutions": "library"},
+        "data": {"pack": str(packs), "augment": "mirror", "threads": 1},
+        "model": {"name": "small_convnet", "dtype": "float64"},
+        "optimizer": {"learning_rate": 0.2, "policy": "cosine", "weight_decay": 1e-3},
+        "rule": {"overlap": "none"},
+        "exchange": {"bucket_megabytes": 1},
+        "training": {"epochs": 2, "batch": 30, "checkpoint_every": 3, **training},
+    }
+    return parse_recipe(Recipe, content, "a test")
+
+
+def metrics_of(run: Path) -> list[list[float]]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [[line[key] for key in ("loss", "test_loss", "test_accuracy", "learning_rate")] for line in lines]
+
+
+def test_a_run_an_evaluation_and_a_resumed_run_are_those_of_the_host(
+    group: World, packs: Path, tmp_path: Path, place: torch.device
+) -> None:
+    """Of a pack, on as many ranks. Steps are compared that a checkpoint of the device, or of the host, has begun."""
+    home, on, limit = (
+        group.call_on_root(lambda: tmp_path),
+        f"{place.type}:0",
+        1e-12 if place.type == "pretend" else 1e-9,
+    )
+    where = {"here": "cpu", "there": on}
+    for name, device in where.items():
+        train(recipe_on(device, packs), group, TrainOptions(home / name))
+
+    def stop() -> None:
+        for name in where:
+            shutil.copytree(home / name, home / f"{name}, resumed")
+            shutil.rmtree(max((home / f"{name}, resumed" / "checkpoints").iterdir()))
+
+    group.call_on_root(stop)
+    train(recipe_on(on, packs), group, TrainOptions(resume=home / "there, resumed"))
+    train(recipe_on(on, packs), group, TrainOptions(resume=home / "here, resumed"))
+    right, expected = load_newest(home / "here" / "checkpoints")[0], metrics_of(home / "here")
+    for name in ("there", "there, resumed", "here, resumed"):
+        checkpoint = load_newest(home / name / "checkpoints")[0]
+        assert checkpoint.step == right.step == 8
+        torch.testing.assert_close(checkpoint.weights, right.weights, rtol=limit, atol=limit)
+        assert metrics_of(home / name) == [pytest.approx(line, rel=limit) for line in expected]
+    scores = [evaluate(home / "there", group, None, False, lambda _: None, device)[0] for device in ("cpu", on)]
+    assert scores[0].accuracy.top1 == scores[1].accuracy.top1 == expected[-1][2]
+    assert scores[1].accuracy.loss == pytest.approx(scores[0].accuracy.loss, rel=limit)
+    assert scores[0].confusion is not None
+    assert scores[0].confusion.tolist() == scores[1].confusion.tolist()
+
+
+def test_batches_of_a_loader_are_those_of_the_host(world: World, packs: Path, place: torch.device) -> None:
+    def batches_on(device: torch.device) -> list[torch.Tensor]:
+        with Loader(packs, world, 16, seed=4, augment="shift", device=device) as loader:
+            tensors = [tensor.clone() for _ in range(2) for batch in loader for tensor in batch]
+        assert {tensor.device for tensor in tensors} == {device}
+        return [tensor.cpu() for tensor in tensors]
+
+    torch.testing.assert_close(batches_on(place), batches_on(torch.device("cpu")), rtol=0, atol=0)
+
+
+def test_an_audited_run_there_has_the_same_hashes_on_any_ranks(
+    group: World, packs: Path, tmp_path: Path, place: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By virtual ranks, of which others compute half again."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which deterministic products of CUDA ask for
+    home, alone = group.call_on_root(lambda: tmp_path), group.split(group.rank)
+    recipe = recipe_on(f"{place.type}:0", packs, virtual_ranks=3)
+    recipe = replace(recipe, audit=AuditRecipe(fraction=0.5, chain=True))
+    train(recipe, group, TrainOptions(home / "together"))
+    group.call_on_root(lambda: train(recipe, alone, TrainOptions(home / "alone")))
+    chains = [read_chain(home / name / "chain.jsonl") for name in ("together", "alone")]
+    steps = [[(line["gradients"], line["weights"]) for line in chain if "samples" in line] for chain in chains]
+    assert len(steps[0]) == 8
+    assert steps[0] == steps[1]
+    alone.free()
+
+
+def test_nodes_with_different_kinds_of_device_are_refused_on_all_ranks(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if world.size == 1:
+        pytest.skip("one node has one kind")
+    kind = "cpu" if world.rank == 1 else "cuda"
+    monkeypatch.setattr(loading, "choose_device", lambda *_: torch.device(kind))
+    with pytest.raises(UsageError, match='device = "auto": rank 0 has cuda, and rank 1 cpu; take nodes with one kind'):
+        device_of_rank("auto", world)
