@@ -268,10 +268,7 @@ def attach(
     if plan is not None:
         split_model(model, world, plan)
     reducer = Reducer(model, world, rule, parameter_parts(model), virtual_ranks)
-    if device.type != HOST:
-        sums = f"; {world.device_transports(device)}" if world.size > 1 else ""
-        if world.rank == 0:
-            logging.getLogger("unisono").info(f"model on {device}{sums}")
+    _log_device(world, device)
     for link in links_of(model):
         link.weigh_by(reducer.loss_weight)
     if links_of(model) and not is_checked:  # the program may make its optimizer later
@@ -279,6 +276,14 @@ def attach(
         hook = register_optimizer_step_pre_hook(StepCheck(eagerly, weakref.proxy(model)))
         weakref.finalize(model, hook.remove).atexit = False
     return reducer
+
+
+def _log_device(world: World, device: torch.device) -> None:
+    """Let rank 0 log a device that is not the host, and how sums of its tensors travel. Collective."""
+    if device.type != HOST:
+        sums = f"; {world.device_transports(device)}" if world.size > 1 else ""
+        if world.rank == 0:
+            logging.getLogger("unisono").info(f"model on {device}{sums}")
 
 
 def check_exact(model: torch.nn.Module, ranks: int, rule: BaseRule, virtual_ranks: int, split: bool) -> None:
