@@ -230,6 +230,35 @@ def test_a_run_on_hosts_takes_hosts_that_were_not_named_at_its_start(tmp_path: P
     with pytest.raises(UsageError, match="the run goes on with 6 ranks: 8 ranks share batches of 6 samples"):
         supervisor.join(tmp_path, 0, ["d"])
     assert supervised._hosts.named == ["a", "b", "c"]
+    with pytest.raises(UsageError, match="--hosts with 200 names is a request of .* bytes, and one has at most 4096: "):
+        supervisor.join(tmp_path, 0, [f"node-{number:05d}.cluster.example" for number in range(200)])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "join 1",
+        "[1]",
+        "[" * 4096,
+        '{"ranks": 1}',
+        '{"ranks": "1", "hosts": [], "reply": ""}',
+        '{"ranks": 1, "hosts": "cd", "reply": ""}',
+        '{"ranks": 1, "hosts": ["c", 4], "reply": ""}',
+        '{"ranks": 1, "hosts": ["c\\u0000"], "reply": ""}',
+        '{"ranks": 1, "hosts": [], "reply": 7}',
+        '{"ranks": 1, "hosts": [], "reply": "\\ud800"}',
+    ],
+)
+def test_what_is_no_request_is_said_and_ignored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], message: str
+) -> None:
+    for hosts in ((), ("a", "b")):
+        supervised = supervisor.Supervisor(ElasticRun(tmp_path, hosts=hosts), 2)
+        assert not supervised._take(message)
+        assert (supervised._ranks, supervised._hosts.named) == (2, [*hosts])
+        said = capsys.readouterr().err
+        assert said.startswith("unisono: ignores a message that is no request of unisono join: ")
+        assert said.count("\n") == 1
 
 
 def test_a_command_that_does_not_answer_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +267,7 @@ def test_a_command_that_does_not_answer_is_said(tmp_path: Path, monkeypatch: pyt
         supervisor.join(tmp_path, -1)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as silent:
         silent.bind(f"\0{ElasticRun(tmp_path).address}")
-        with pytest.raises(LaunchError, match=r"has not answered within 0\.01 s"):
+        with pytest.raises(LaunchError, match=r"has not answered within 0\.01 s: it may still take"):
             supervisor.join(tmp_path, -1)
 
 

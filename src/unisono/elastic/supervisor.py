@@ -302,16 +302,21 @@ class Supervisor:
         return joins
 
     def _take(self, message: str) -> bool:
-        """Take a request of `unisono join`, and answer it. Return True if the ranks of this machine change."""
+        """Take a request of `unisono join`, and answer it; ignore what is none. Return True if the ranks of this machine
+        change."""
         if not message:  # of another user
             return False
-        request, before = json.loads(message), self._ranks
+        before = self._ranks
         try:
-            add = self._add_hosts if request["hosts"] else self._add_ranks
-            answer = {"accepted": add(request["hosts"] or request["ranks"])}
+            ranks, hosts, reply = _read_request(message)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            _report(f"ignores a message that is no request of unisono join: {error!r}")
+            return False
+        try:
+            answer = {"accepted": self._add_hosts(hosts) if hosts else self._add_ranks(ranks)}
         except UsageError as error:
             answer = {"refused": str(error)}
-        witness.send(request["reply"], json.dumps(answer))
+        witness.send(reply, json.dumps(answer))
         return self._ranks != before
 
     def _add_ranks(self, count: int) -> str:
@@ -343,6 +348,16 @@ class Supervisor:
         return f"takes {', '.join(hosts)} as soon as it starts programs, with {counted(more - ranks, 'rank')} more"
 
 
+def _read_request(message: str) -> tuple[int, list[str], str]:
+    """Return ranks, hosts and the address for the answer. Raises ValueError, TypeError, KeyError or RecursionError."""
+    request = json.loads(message)
+    ranks, hosts, reply = request["ranks"], request["hosts"], request["reply"]
+    texts = all(isinstance(text, str) and text.isprintable() for text in (reply, *hosts))  # an address, and arguments
+    if not (texts and isinstance(ranks, int) and isinstance(hosts, list)):
+        raise TypeError(f"ranks = {ranks!r}, hosts = {hosts!r}, reply = {reply!r}")
+    return ranks, hosts, reply
+
+
 def _forward(source: BinaryIO, target: TextIO, hear: Callable[[bytes], object]) -> None:
     """Write what arrives from the launcher, without its own lines about a death: the run goes on. `hear` each line."""
     held = before = b""
@@ -367,18 +382,27 @@ def _forward(source: BinaryIO, target: TextIO, hear: Callable[[bytes], object]) 
 def join(home: Path, ranks: int, hosts: Sequence[str] = ()) -> str:
     """Ask the command that trains in a folder for so many more ranks of this machine, or for hosts. Return its answer.
 
-    Raises LaunchError if there is none here or it does not answer, and UsageError with its reason if it refuses.
+    Raises LaunchError if there is none here or it does not answer, and UsageError with its reason if it refuses or
+    the request is too long.
     """
     with closing(Listener()) as listener:
-        request = {"ranks": ranks, "hosts": [*hosts], "reply": listener.address}
-        if not witness.send(ElasticRun(home).address, json.dumps(request)):
+        request = json.dumps({"ranks": ranks, "hosts": [*hosts], "reply": listener.address})
+        if len(request) > witness.MAX_REPORT_BYTES:
+            sizes = f"a request of {len(request)} bytes, and one has at most {witness.MAX_REPORT_BYTES}"
+            raise UsageError(
+                f"--hosts with {len(hosts)} names is {sizes}: name some now, and the others in a second call"
+            )
+        if not witness.send(ElasticRun(home).address, request):
             start = shlex.join(["unisono", "train", "--elastic", "--resume", str(home)])
             raise LaunchError(f"no elastic run is active in {home} on this machine: {start} starts it")
         answer = json.loads(listener.report(REPLY_SECONDS) or "{}")
     if "refused" in answer:
         raise UsageError(f"{home}: {answer['refused']}")
     if not answer:
-        raise LaunchError(f"the command that trains in {home} has not answered within {REPLY_SECONDS:g} s: try again")
+        raise LaunchError(
+            f"the command that trains in {home} has not answered within {REPLY_SECONDS:g} s: it may still take "
+            "the request, so see what it writes before you ask again"
+        )
     return str(answer["accepted"])
 
 
