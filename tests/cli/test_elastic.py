@@ -92,6 +92,13 @@ def test_a_program_goes_on_in_the_folder_of_its_run(started: Started, tmp_path: 
     assert (run.home, run.first) == (Path("r"), ["run", "--backend-for=gloo,mpi", "t.py"])
 
 
+@pytest.mark.usefixtures("started")
+@pytest.mark.parametrize(("hosts", "more"), [("", "unisono join r"), ("--hosts a,b", "unisono join r --hosts NAME")])
+def test_a_run_says_how_it_is_joined(in_process: Run, hosts: str, more: str) -> None:
+    said = in_process(*f"train digits --elastic -n2 {hosts} --run r".split()).stdout
+    assert f"elastic, into r; more ranks: {more}; without" in said
+
+
 @pytest.mark.parametrize(
     ("given", "first", "later"),
     [

@@ -230,7 +230,9 @@ def test_a_run_on_hosts_takes_hosts_that_were_not_named_at_its_start(tmp_path: P
     with pytest.raises(UsageError, match="the run goes on with 6 ranks: 8 ranks share batches of 6 samples"):
         supervisor.join(tmp_path, 0, ["d"])
     assert supervised._hosts.named == ["a", "b", "c"]
-    with pytest.raises(UsageError, match="--hosts with 200 names is a request of .* bytes, and one has at most 4096: "):
+    with pytest.raises(
+        UsageError, match=r"--hosts with 200 names is a request of .* bytes, and one has at most 4096: "
+    ):
         supervisor.join(tmp_path, 0, [f"node-{number:05d}.cluster.example" for number in range(200)])
 
 

@@ -57,7 +57,7 @@ def run_elastically(
     named = [host for host in hosts.split(",") if host]
     supervisor = Supervisor(ElasticRun(home, first, later, least, named, recipe=recipe), ranks)
     make_folder(home)
-    print(f"elastic, into {home}; more ranks: unisono join {home}{note}", flush=True)
+    print(f"elastic, into {home}; more ranks: unisono join {home}{' --hosts NAME' * bool(named)}{note}", flush=True)
     return supervisor.play()
 
 

@@ -302,8 +302,8 @@ class Supervisor:
         return joins
 
     def _take(self, message: str) -> bool:
-        """Take a request of `unisono join`, and answer it; ignore what is none. Return True if the ranks of this machine
-        change."""
+        """Take a request of `unisono join`, and answer it; ignore what is none. Return True if the ranks of this
+        machine change."""
         if not message:  # of another user
             return False
         before = self._ranks
