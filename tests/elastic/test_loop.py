@@ -28,9 +28,16 @@ from unisono.elastic.standby import FOLDER_VARIABLE
 from unisono.errors import CheckpointError, UsageError
 from unisono.launch import MEMORY_VARIABLE
 from unisono.reducer.made_on import made_on
-from unisono.training import signals
+from unisono.training import memory_copies, signals
 from unisono.training.checkpoint.files import load_newest, save
-from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names, step_of
+from unisono.training.checkpoint.layout import (
+    CHECKPOINTS_KEPT,
+    DAMAGED_SUFFIX,
+    Checkpoint,
+    checkpoint_name,
+    checkpoint_names,
+    step_of,
+)
 from unisono.training.memory_copies import THREAD
 from unisono.training.run_directory import ALIVE
 
@@ -85,6 +92,80 @@ def test_a_loop_without_any_copy_in_memory_begins_with_what_it_has_written_to_th
     assert next(steps) == step_of(name)
     steps.close()  # type: ignore[attr-defined]
     assert torch.equal(now.weight, before.weight)
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize(("torn", "begin"), [((), 9), ((9,), 8), ((8, 9), 5)])
+def test_a_newer_checkpoint_that_is_whole_is_taken_in_the_place_of_a_copy_in_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], torn: tuple[int, ...], begin: int
+) -> None:
+    """Damaged ones are told and renamed, and what a rank that was killed has half written is removed."""
+    checkpoints, memory = tmp_path / "checkpoints", Path(os.environ[MEMORY_VARIABLE])
+    memory.mkdir(0o700)
+    for step, folder in ((3, checkpoints), (5, memory), (8, checkpoints), (9, checkpoints)):
+        save(folder, Checkpoint(step, {"model": nn.Linear(3, 2).state_dict()}, {}, {}))
+    for step in torn:
+        (checkpoints / checkpoint_name(step) / "weights.safetensors").write_bytes(b"torn")
+    (left := checkpoints / ".step-000000007.tmp").mkdir()
+    steps = Loop(alone(), model=nn.Linear(3, 2)).steps(10)
+    assert next(steps) == begin
+    steps.close()  # type: ignore[attr-defined]
+    assert [step_of(name) for name in checkpoint_names(checkpoints)] == [step for step in (3, 8, 9) if step not in torn]
+    assert not left.exists()
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == len(torn) == len([*checkpoints.glob(f"*{DAMAGED_SUFFIX}")])
+    for line, step in zip(said, reversed(torn), strict=True):
+        assert re.match(rf"unisono: rank 0: .*{checkpoint_name(step)}.*; it is now .*{DAMAGED_SUFFIX}, ", line)
+
+
+@pytest.mark.usefixtures("memory")
+def test_no_step_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, made, waited = threading.Event(), threading.Event(), list[bool]()
+
+    def slow(folder: Path, *what: Any) -> Path:
+        if folder == tmp_path / "checkpoints":
+            begun.set()
+            waited.append(made.wait(10))
+        return save(folder, *what)
+
+    monkeypatch.setattr(memory_copies, "save", slow)
+    monkeypatch.setattr(memory_copies, "MAX_SHARE", 1e9)  # a copy after each step
+    after = 0
+    for step in Loop(alone(), model=nn.Linear(3, 2)).steps(10_000):
+        if step == 1:  # behind the first copy, for which the next step waits
+            os.utime(tmp_path / "checkpoints", (0, 0))
+        after += begun.is_set()
+        if after == 5:
+            made.set()
+            break
+    wait_for_copies()
+    assert waited == [True]
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize(("minutes", "kept"), [(1e-9, CHECKPOINTS_KEPT), (0, 0)])
+def test_the_disk_has_the_newest_checkpoints_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float, kept: int
+) -> None:
+    monkeypatch.setattr(memory_copies, "MAX_SHARE", 1e9)  # a copy after each step
+    (checkpoints := tmp_path / "checkpoints").mkdir()
+    os.utime(checkpoints, (0, 0))
+    for _ in Loop(alone(), checkpoint_minutes=minutes, model=nn.Linear(3, 2)).steps(2 * CHECKPOINTS_KEPT):
+        wait_for_copies()
+    wait_for_copies()
+    steps = range(2 * CHECKPOINTS_KEPT + 1 - kept, 2 * CHECKPOINTS_KEPT + 1)
+    assert [step_of(name) for name in checkpoint_names(checkpoints)] == [*steps]
+
+
+@pytest.mark.usefixtures("memory")
+def test_a_disk_that_takes_no_checkpoint_is_one_warning(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for step in Loop(alone(), model=nn.Linear(3, 2)).steps(3):
+        if step == 0:
+            (tmp_path / "checkpoints").write_text("in the way")
+        wait_for_copies()
+    said = capfd.readouterr().err
+    assert said.startswith("unisono: rank 0: copies in memory go on, but the disk takes no checkpoint: ")
+    assert said.count("\n") == 1
 
 
 @pytest.mark.usefixtures("memory")
@@ -199,7 +280,7 @@ def test_a_run_folder_that_takes_no_file_is_one_warning(
     if touched:
         (home / ALIVE).mkdir(parents=True)  # takes a touch, but no file in its place
     monkeypatch.setenv(FOLDER_VARIABLE, str(home))
-    assert list(Loop(alone(), model=nn.Linear(3, 2)).steps(3)) == [0, 1, 2]
+    assert list(Loop(alone(), checkpoint_minutes=0, model=nn.Linear(3, 2)).steps(3)) == [0, 1, 2]
     said = capfd.readouterr().err
     assert said.startswith(f"unisono: rank 0: copies in memory go on, but {home} does not tell of them: ")
     assert said.count("\n") == 1

@@ -36,8 +36,8 @@ from unisono.errors import UsageError
 from unisono.launch import MEMORY_VARIABLE
 from unisono.reducer import Reducer, reducer_of
 from unisono.reducer.made_on import code_of, difference, made_on, refuse
-from unisono.training.checkpoint.files import flatten_state, load_newest
-from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names
+from unisono.training.checkpoint.files import discard_newer, flatten_state, load_first, load_newest
+from unisono.training.checkpoint.layout import Checkpoint, DamagedCheckpointError, checkpoint_names, step_of
 from unisono.training.memory_copies import MemoryCopies, newest_copy
 from unisono.training.run_directory import CHECKPOINTS
 from unisono.training.signals import STOPPED, SignalHandlers
@@ -85,19 +85,24 @@ class Loop:
             return
         with SignalHandlers(lambda _: None, self._end, self._warn, (signal.SIGTERM,)) as signals:
             newest = newest_copy(self._folder, self._world)
-            copy = newest or self._world.call_on_root(self._stored)
+            stored, damaged = self._world.call_on_root(lambda: self._stored(newest))
+            copy = stored or newest
             self._check_alike({} if copy is None else copy.progress, resumed=newest is None)
             if copy is not None:
                 self._load(copy)
             begin = due = 0 if copy is None else copy.step
+            discarded = self._world.call_on_root(lambda: discard_newer(self._home / CHECKPOINTS, begin, damaged))
+            for note in discarded if self._world.rank == 0 else ():
+                self._warn(note)
             began = time.monotonic()
             for step in range(begin, count):
                 yield step
                 signals.pending_since = None
                 if step < due and step + 1 < count:
                     continue
-                stops = self._world.allreduce(torch.tensor(int(signals.stop)), op="maximum")
-                if step >= due or stops:
+                state = torch.tensor([int(signals.stop), int(self._copies.writing)])
+                stops, writing = self._world.allreduce(state, op="maximum").tolist()
+                if (step >= due and not writing) or stops:
                     self._copies.write(lambda made=step + 1: self._checkpoint(made))  # type: ignore[misc]
                 if stops:
                     self._copies.wait()
@@ -125,10 +130,12 @@ class Loop:
             if self._world.rank == 0:
                 self._warn(differing)
 
-    def _stored(self) -> Checkpoint | None:
-        """Return the newest checkpoint of the run, if there is one: no host has a copy in memory."""
-        checkpoints = self._home / CHECKPOINTS
-        return load_newest(checkpoints)[0] if checkpoint_names(checkpoints) else None
+    def _stored(self, copy: Checkpoint | None) -> tuple[Checkpoint | None, list[DamagedCheckpointError]]:
+        """Return the newest complete checkpoint of the run, if there is one that is newer than the `copy` in memory,
+        and the damaged ones before it. Raises CheckpointError where there is no copy, and no checkpoint is complete."""
+        checkpoints, step = self._home / CHECKPOINTS, -1 if copy is None else copy.step
+        names = [name for name in reversed(checkpoint_names(checkpoints)) if step_of(name) > step]
+        return load_newest(checkpoints, names) if names and copy is None else load_first(checkpoints, names)
 
     def _checkpoint(self, step: int) -> Checkpoint:
         averages = {name: reducer.control.averages for name, reducer in self._reducers().items()}

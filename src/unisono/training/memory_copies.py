@@ -62,7 +62,8 @@ class MemoryCopies:
         first_node = next(ranks for ranks in nodes if 0 in ranks)
         second = next((ranks[0] for ranks in nodes if ranks is not first_node), 0)
         self._folder, self._home, self._world, self._warn = folder, home, world, warn
-        self._first, self._told, self._saving = True, True, 0.0
+        self._first, self._saving, self._warned = True, 0.0, set[str]()
+        self._untold = f"{home} does not tell of them"
         self._writes = world.rank in (0, second)
         self._checkpoint_seconds = 60 * checkpoint_minutes if world.rank == 0 else 0.0
         self._receiver = 0 if alike else second  # rank 0 receives nothing
@@ -74,32 +75,37 @@ class MemoryCopies:
         self.seconds = 0.0
         """Seconds between two copies; at first none: a generation that makes a step has not been for nothing."""
 
+    @property
+    def writing(self) -> bool:
+        """True while the last copy of this rank is being written."""
+        return self._thread.is_alive()
+
     def due(self) -> bool:
         """Return True if it is time for a copy. Rank 0 asks all others for it."""
-        return not self._thread.is_alive() and time.monotonic() - self._began > self.seconds
+        return not self.writing and time.monotonic() - self._began > self.seconds
 
     def write(self, make: Callable[[], Checkpoint]) -> None:
         """Write a copy of what `make` returns, which all ranks call together. It is written beside the steps, but for
         the first one."""
+        self.wait()
         began = time.monotonic()
         checkpoint = make()
         if self._world.rank == 0:
-            with self._telling():
+            with self._warning(self._untold):
                 (self._home / run_directory.ALIVE).touch()
                 if self._first:
                     line = {"first_step": checkpoint.step, "ranks": self._world.size, "time": time.time()}
                     run_directory.add_line(self._home / run_directory.GENERATIONS, line)
         first, self._first = self._first, False
-        self.wait()
         if self._receiver and self._world.rank == self._receiver:
             checkpoint = _receive(self._world)
         elif self._writes or self._checkpoint_seconds:
             checkpoint = replace(checkpoint, **{name: copied(getattr(checkpoint, name)) for name in TENSORS})
-        if self._receiver and self._world.rank == 0:
-            _send(self._world, self._receiver, checkpoint)
         if self._writes or self._checkpoint_seconds:
             self._thread = threading.Thread(target=self._save, args=(checkpoint,), name=THREAD)
             self._thread.start()
+        if self._receiver and self._world.rank == 0:  # a death meanwhile leaves its own copy
+            _send(self._world, self._receiver, checkpoint)
         self._began = time.monotonic()
         self.seconds = (self._began - began + self._saving) / MAX_SHARE
         if first:
@@ -107,25 +113,25 @@ class MemoryCopies:
 
     def wait(self) -> None:
         """Wait until the last copy is written."""
-        if self._thread.is_alive():
+        if self.writing:
             self._thread.join()
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Within the block, which writes into the run's folder, warn once where that is full."""
+    def _warning(self, lacking: str) -> Iterator[None]:
+        """Within the block, which writes into the run's folder, warn once of what is `lacking` where that is full."""
         try:
             yield
         except (OSError, CheckpointError) as error:
-            if self._told:
-                self._warn(f"copies in memory go on, but {self._home} does not tell of them: {error}")
-            self._told = False
+            if lacking not in self._warned:
+                self._warn(f"copies in memory go on, but {lacking}: {error}")
+            self._warned.add(lacking)
 
     def _save(self, checkpoint: Checkpoint) -> None:
         if self._writes:
             self._copy(checkpoint)
         checkpoints = self._home / run_directory.CHECKPOINTS
         if self._checkpoint_seconds:
-            with self._telling():
+            with self._warning("the disk takes no checkpoint"):
                 checkpoints.mkdir(exist_ok=True)  # its time is that of its newest checkpoint, or of the first copy
                 if time.time() - checkpoints.stat().st_mtime > self._checkpoint_seconds:
                     save(checkpoints, checkpoint)
@@ -138,7 +144,7 @@ class MemoryCopies:
             if self._world.rank == 0:
                 alive = self._home / run_directory.ALIVE
                 # not synced: no copy in memory outlives a power cut
-                with self._telling(), temporary_beside(alive) as path:
+                with self._warning(self._untold), temporary_beside(alive) as path:
                     path.write_text(f"{checkpoint.step}")
                     path.replace(alive)
         except CheckpointError as error:

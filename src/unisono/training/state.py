@@ -26,7 +26,8 @@ from unisono.step.replica import ANCHOR
 from unisono.step.rule import RankState
 from unisono.tensor_parallel.model import cut_optimizer_state, split_of, whole_optimizer_state, whole_state_dict
 from unisono.training import run_directory
-from unisono.training.checkpoint.files import copied, load_newest, load_weights, remove_newer, rename_damaged
+from unisono.training.checkpoint import files
+from unisono.training.checkpoint.files import copied, load_newest, load_weights
 from unisono.training.checkpoint.layout import Checkpoint, DamagedCheckpointError, checkpoint_names, step_of
 from unisono.training.memory_copies import newest_copy
 from unisono.training.recipe import Recipe, user_functions
@@ -194,16 +195,7 @@ def discard_newer(
 ) -> list[str]:
     """Remove checkpoints that are newer than that of `step`, from which the run in `folder` resumes, and lines of
     files newer than `last` (None: `step`); rename damaged ones. Return lines to log."""
-    checkpoints = folder / run_directory.CHECKPOINTS
-    try:
-        renamed = rename_damaged(checkpoints, damaged)
-    except OSError as error:
-        raise CheckpointError(f"cannot rename a damaged checkpoint: {error}; rename it, then resume again") from error
-    moved = zip(damaged, renamed, strict=True)
-    notes = [f"{damage}; it is now {new}, and the previous one is used" for damage, new in moved]
-    if removed := remove_newer(checkpoints, step):
-        lacking = f"not all workers had left a snapshot for {', '.join(removed)}"
-        notes.append(f"{lacking}: removed, and an earlier checkpoint is used")
+    notes = files.discard_newer(folder / run_directory.CHECKPOINTS, step, damaged)
     run_directory.truncate_lines(folder, step if last is None else last)
     return notes
 

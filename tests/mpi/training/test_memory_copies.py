@@ -7,6 +7,7 @@ import shutil
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,12 +68,23 @@ def odd(rank: int) -> Checkpoint:
     return Checkpoint(7, weights, state if rank == 0 else {}, {"loss": 0.25 + rank})
 
 
-def test_the_second_host_has_what_rank_0_alone_has_gathered(world: World, folder: Path) -> None:
-    """The same bytes, from which the next ranks begin if the first host is lost."""
+def test_the_second_host_has_what_rank_0_alone_has_gathered(
+    monkeypatch: pytest.MonkeyPatch, world: World, folder: Path
+) -> None:
+    """The same bytes, from which the next ranks begin if the first host is lost. Rank 0 keeps it without another."""
     on = world_on(world, one_rank_per_node(world.size))
     own = folder / str(world.rank)
     copies = MemoryCopies(own, folder, on, False, pytest.fail)
+    send, before = memory_copies._send, list[str]()
+
+    def send_late(*what: Any) -> None:
+        copies.wait()
+        before.extend(checkpoint_names(own))
+        send(*what)
+
+    monkeypatch.setattr(memory_copies, "_send", send_late)
     copies.write(lambda: odd(world.rank))
+    assert len(before) == (world.rank == 0 and world.size > 1)
     files = {path.name: path.read_bytes() for path in sorted(own.glob("step-*/*"))}
     everyone = world.all_gather_object(files)
     assert everyone[0]

@@ -42,17 +42,26 @@ def load_newest(folder: Path, names: Sequence[str] | None = None) -> tuple[Check
     `names` are those to try, in order; None: all. Raises CheckpointError when none is complete, or one that was tried
     before cannot be read or was written by a newer release.
     """
-    damaged = list[DamagedCheckpointError]()
-    for name in reversed(checkpoint_names(folder)) if names is None else names:
-        try:
-            return _load(folder / name), damaged
-        except DamagedCheckpointError as error:
-            damaged.append(error)
+    checkpoint, damaged = load_first(folder, checkpoint_names(folder)[::-1] if names is None else names)
+    if checkpoint is not None:
+        return checkpoint, damaged
     if damaged:
         raise CheckpointError(
             f"no checkpoint in {folder} is complete: {'; '.join(map(str, damaged))}; nothing was changed"
         )
     raise CheckpointError(f"there is no checkpoint in {folder}")
+
+
+def load_first(folder: Path, names: Sequence[str]) -> tuple[Checkpoint | None, list[DamagedCheckpointError]]:
+    """Return the first of `names` in `folder` that is complete, if one is, and the damaged ones before it. Raises
+    CheckpointError where one that was tried cannot be read or was written by a newer release."""
+    damaged = list[DamagedCheckpointError]()
+    for name in names:
+        try:
+            return _load(folder / name), damaged
+        except DamagedCheckpointError as error:
+            damaged.append(error)
+    return None, damaged
 
 
 def load_step(folder: Path, step: int) -> Checkpoint | None:
@@ -185,6 +194,21 @@ def remove_newer(folder: Path, step: int) -> list[str]:
         for name in newer:
             _remove(folder / name)
     return newer
+
+
+def discard_newer(folder: Path, step: int, damaged: Sequence[DamagedCheckpointError]) -> list[str]:
+    """Remove what is newer than the checkpoint of `step`, or half written, and rename damaged ones. Return lines to
+    log. Raises CheckpointError where the disk refuses."""
+    with naming_os_errors(
+        f"cannot rename a damaged checkpoint in {folder}", CheckpointError, "; rename it, then resume again"
+    ):
+        renamed = rename_damaged(folder, damaged)
+    moved = zip(damaged, renamed, strict=True)
+    notes = [f"{damage}; it is now {new}, and the previous one is used" for damage, new in moved]
+    if removed := remove_newer(folder, step):
+        lacking = f"not all workers had left a snapshot for {', '.join(removed)}"
+        notes.append(f"{lacking}: removed, and an earlier checkpoint is used")
+    return notes
 
 
 def _without_shared_memory(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
