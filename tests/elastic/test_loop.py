@@ -218,7 +218,7 @@ def test_a_generation_with_another_program_or_processor_is_told(
         assert list(Loop(alone(), model=nn.Linear(3, 2)).steps(2)) == [1]
         assert re.fullmatch(rf"unisono: rank 0: rank 0 computes with .*{message}\n", capsys.readouterr().err)
         return
-    with pytest.raises(UsageError, match=rf"virtual_ranks = 4 promises .*{message}; take hosts of one kind"):
+    with pytest.raises(UsageError, match=rf"virtual_ranks = 4 promises .*{message}; use one kind of"):
         list(Loop(alone(), model=nn.Linear(3, 2)).steps(2))
 
 

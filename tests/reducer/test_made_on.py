@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from tests.progress import Run
 
 from unisono.errors import UsageError
-from unisono.reducer.made_on import check_alike, code_of, difference, made_on, warn_of_difference
+from unisono.reducer.made_on import MadeOnRanks, check_alike, code_of, difference, made_on, warn_of_difference
 from unisono.step.rule import RankState
 
 PROGRAM = Path(__file__).with_name("unlike_ranks.py")
@@ -49,10 +50,11 @@ def test_only_what_differs_is_named() -> None:
 
 
 def test_promised_bits_are_refused_on_every_rank() -> None:
-    check_alike(ranks(made_on()), "virtual_ranks = 4")
+    same = MadeOnRanks(ranks()).own
+    check_alike(ranks(same), "virtual_ranks = 4")
     for rank in range(3):
-        world = ranks(made_on(), "Xeon", rank=rank)
-        with pytest.raises(UsageError, match=r"^virtual_ranks = 4 promises .* rank 2 with Xeon; take hosts of"):
+        world = ranks(same, "Xeon", rank=rank)
+        with pytest.raises(UsageError, match=r"^virtual_ranks = 4 promises .* rank 2 with Xeon; use one kind"):
             check_alike(world, "virtual_ranks = 4")
 
 
@@ -86,9 +88,22 @@ def test_code_is_named_by_its_content(tmp_path: Path) -> None:
     assert (code_of(program), code_of(package)) == before
     for file in (program, package / "wide.py"):
         file.write_text("2")
-    assert (code_of(program), code_of(package)) == before, "this process runs what it has read"
-    code_of.cache_clear()
-    assert not {code_of(program), code_of(package)} & set(before)
+    after = code_of(program), code_of(package)
+    assert not {*after} & set(before)
+    (package / ".#wide.py").symlink_to(tmp_path / "nowhere")  # an editor's lock
+    (package / ".ipynb_checkpoints").mkdir()
+    (package / ".ipynb_checkpoints" / "wide.py").write_text("3")
+    (package / "folder.py").mkdir()
+    assert (code_of(program), code_of(package)) == after
+    assert code_of(tmp_path / "nowhere.py") == ""
+
+
+def test_sources_that_are_not_installed_have_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(_: str) -> str:
+        raise PackageNotFoundError
+
+    monkeypatch.setattr("unisono.reducer.made_on.version", absent)
+    assert made_on.__wrapped__().endswith("unisono not installed")  # type: ignore[attr-defined]
 
 
 @pytest.mark.skipif(KERNELS == "DEFAULT", reason="this processor has no vector instructions to leave out")

@@ -1,7 +1,7 @@
 """Provenance of the bits of a step beside its recipe: processor, instructions, versions, sources. Ranks compare it.
 
-    rank 0   Xeon (AVX2), PyTorch 2.9.0, unisono 1.0.0 (3f2a77c0)       weight - rate * gradient is rounded once
-    rank 1   Xeon (DEFAULT), PyTorch 2.9.0, unisono 1.0.0 (3f2a77c0)    the product is rounded, then the difference
+    rank 0   Xeon (AVX2), PyTorch 2.9, unisono 1.0, sources (3f2a77c0)    weight - rate * gradient is rounded once
+    rank 1   Xeon (DEFAULT), PyTorch 2.9, unisono 1.0, sources (3f2a77c0) the product is rounded, then the difference
 
 Both have the same sum of gradients, but other weights after one step of SGD.
 """
@@ -12,7 +12,7 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -26,20 +26,36 @@ SOURCES = {".py", ".c", ".h"}
 """Suffixes of files with code."""
 
 
-@cache  # reads the package's sources, 13 ms
+@cache  # it is in each copy of a run's state
 def made_on() -> str:
-    """Return the processor and its instructions, the versions of PyTorch and Unisono, and a digest of its sources."""
-    kernels, package = torch.backends.cpu.get_cpu_capability(), Path(__file__).parents[1]
-    sources = code_of(package).removeprefix(package.name)
-    return f"{processor().name} ({kernels}), PyTorch {torch.__version__}, unisono {version('unisono')}{sources}"
+    """Return the processor and its instructions, and the versions of PyTorch and Unisono."""
+    kernels, name = torch.backends.cpu.get_cpu_capability(), processor().name.replace(",", "")
+    return f"{name} ({kernels}), PyTorch {torch.__version__}, unisono {_version()}"
 
 
-@cache  # the code that this process runs, also where a file changes later
+def _version() -> str:
+    try:
+        return version("unisono")
+    except PackageNotFoundError:  # a folder of sources that was not installed
+        return "not installed"
+
+
+@cache  # of 320 files, 13 ms
+def _sources() -> str:
+    return code_of(Path(__file__).parents[1])
+
+
 def code_of(path: Path) -> str:
-    """Return the name of a source file, or of a folder of them, with eight digits of the SHA-256 of its content."""
+    """Return the name of a source file, or of a folder of them, with eight digits of the SHA-256 of its content; "" for
+    none. What a program hides, such as an editor's copies, is left out."""
     files = sorted(file for file in path.rglob("*") if file.suffix in SOURCES) if path.is_dir() else [path]
-    digests = [(f"{file.relative_to(path)}", hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
-    return f"{path.name} ({hashlib.sha256(repr(digests).encode()).hexdigest()[:8]})"
+    shown = [(file.relative_to(path), file) for file in files if file.is_file()]
+    digests = [
+        (f"{place}", hashlib.sha256(file.read_bytes()).hexdigest())
+        for place, file in shown
+        if not any(part.startswith(".") for part in place.parts)
+    ]
+    return f"{path.name} ({hashlib.sha256(repr(digests).encode()).hexdigest()[:8]})" if digests else ""
 
 
 def unlike(*made: str) -> list[str]:
@@ -72,7 +88,8 @@ class MadeOnRanks:
 
     def __init__(self, world: World) -> None:
         """Gather it. Collective."""
-        self.difference = difference_of_ranks(world.all_gather_object(made_on()))
+        self.own = f"{made_on()}, {_sources()}"
+        self.difference = difference_of_ranks(world.all_gather_object(self.own))
         self.warns = world.rank == 0
         """True on rank 0 until it has warned."""
 
@@ -95,8 +112,8 @@ def refuse(promise: str, difference: str) -> None:
     """Raise UsageError for an option that promises the same bits, if there is a difference."""
     if difference:
         raise UsageError(
-            f"{promise} promises the same bits, but {difference}; take hosts of one kind, or train without virtual "
-            "ranks"
+            f"{promise} promises the same bits, but {difference}; use one kind of processor and the same versions and "
+            "files on all hosts, or train without virtual ranks"
         )
 
 
@@ -106,8 +123,8 @@ def warn_of_difference(world: World, device: torch.device, state: RankState) -> 
     if world.size == 1 or not (ranks := world.resource(MadeOnRanks)).difference:
         return
     if ranks.warns and device.type == HOST:
-        effect = "so their weights may drift apart by rounding: take hosts of one kind, or unisono.Sharded"
+        effect = "so their weights may drift apart by rounding: use one kind of host and version, or unisono.Sharded"
         if state in (RankState.SHARDED, RankState.OWN):
-            effect = "so bits depend on who computes: take hosts of one kind where they matter"
+            effect = "so bits depend on who computes: use one kind of host and version where they matter"
         logging.getLogger("unisono").warning(f"{ranks.difference}, {effect}")
         ranks.warns = False

@@ -34,6 +34,7 @@ from unisono.data.loading import Batch
 from unisono.data.order import steps_of
 from unisono.device import seed_random_numbers
 from unisono.reducer import requested_by
+from unisono.reducer.made_on import made_on
 from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel.model import seed_dropout, split_of
 from unisono.training import run_directory, state
@@ -264,7 +265,7 @@ class TogetherPlayer(EventPlayer):
         notes += run.world.call_on_root(lambda: state.discard_newer(run.home, point.step, damaged))
         notes += state.describe_change(point, run.feed.fingerprint)
         begins = f"{run.home} has no checkpoint yet: the run begins again"
-        if point.made_on not in ("", here := state.made_by(run.recipe)):
+        if point.made_on not in ("", here := made_on()):
             notes.append(f"the run was computed with {point.made_on}, and goes on with {here}")
         run.notes[:0] = [*notes, f"resumes after step {point.step}" if point.step else begins]
 
@@ -335,7 +336,7 @@ class TogetherPlayer(EventPlayer):
         weights, optimizer = state.states_of(run.trainer, run.world)
         reached = replace(event.point, loss=loss, seconds=run.elapsed, data=run.feed.fingerprint)
         tuned = run.trainer.reducer.programs.tuning.state()
-        progress = {**asdict(reached), "made_on": state.made_by(run.recipe), "reducer": tuned}
+        progress = {**asdict(reached), "made_on": made_on(), "reducer": tuned}
         return Checkpoint(reached.step, weights, optimizer, progress)
 
     def report_saved(self, event: Save) -> None:

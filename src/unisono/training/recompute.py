@@ -13,6 +13,7 @@ from typing import Any
 
 from unisono.data.feed import Feed, is_same_data
 from unisono.errors import UsageError
+from unisono.reducer.made_on import made_on
 from unisono.training import run_directory
 from unisono.training.audit import Audit
 from unisono.training.chain import StepHashes, difference, read_chain, recipe_digest
@@ -21,7 +22,7 @@ from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names, ste
 from unisono.training.player import Draw, EventPlayer, TogetherPlayer, TrainStep, fixed_order
 from unisono.training.recipe import Recipe, make_rule
 from unisono.training.run import Run, make_parts
-from unisono.training.state import RunPoint, load_checkpoint, made_by
+from unisono.training.state import RunPoint, load_checkpoint
 from unisono.world import World
 
 
@@ -75,7 +76,7 @@ def recompute(folder: Path, recipe: Recipe, world: World, step: int | None) -> t
     if point.step in lines and run.audit.weights() != lines[point.step]["weights"]:
         return f"{source} is not the same: its weights are not those that the step has left", False
     where = f"recomputed from {source} on {world.size} rank{'s' * (world.size > 1)}"
-    if point.made_on not in ("", here := made_by(recipe)):
+    if point.made_on not in ("", here := made_on()):
         where += f" with {here} instead of {point.made_on}"
     for event in fixed_order(recipe, feed.samples, world.rank, point, dict, str):
         if isinstance(event, Draw):

@@ -200,11 +200,6 @@ def discard_newer(
     return notes
 
 
-def made_by(recipe: Recipe) -> str:
-    """Return what the bits of a run's steps depend on beside its recipe, with the user's modules that it names."""
-    return ", ".join((made_on(), *_user_code(recipe)))
-
-
 def _user_code(recipe: Recipe) -> list[str]:
     sources = [function.source() for function in user_functions(recipe)]
     return [code_of(source) for source in sources if source is not None and is_of_program(str(source))]
@@ -225,7 +220,7 @@ def check_change(before: Recipe, now: Recipe, point: RunPoint, data: str) -> Non
     The kind of optimizer must stay, since its state does. Within an epoch the order of samples must stay too, or some
     would be seen twice and others never. Where bits are promised, what they depend on must stay.
     """
-    if now.training.virtual_ranks and point.made_on not in ("", here := made_by(now)):
+    if now.training.virtual_ranks and point.made_on not in ("", here := made_on()):
         there, here = unlike(point.made_on, here)
         raise RecipeError(
             f"training.virtual_ranks = {now.training.virtual_ranks} promises the same bits, but the run was computed "
