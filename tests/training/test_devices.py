@@ -6,21 +6,16 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
-from torch import nn
 
 from unisono.device import check_not_captured, module_of
 from unisono.errors import UsageError
-from unisono.training import run as run_module
 from unisono.training.accuracy import LossSum
 from unisono.training.checkpoint.files import load_newest
-from unisono.training.recipe import Recipe, parse_recipe
-from unisono.training.run import make_model
 
 InProcess = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -28,20 +23,9 @@ NETS = """
 from torch import nn
 def smooth(classes, channels):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.LayerNorm(12), nn.Tanh(), nn.Linear(12, classes))
-def convolving(classes, channels):
-    return nn.Sequential(nn.Conv2d(channels, 4, 3), nn.Tanh(), nn.Conv2d(4, 6, 3), nn.Flatten(), nn.Linear(96, classes))
 def dropping(classes, channels):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Dropout(0.5), nn.Linear(12, classes))
 """
-
-
-class Layers(nn.Module):
-    """Weights of images, and others of four and more dimensions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(4, 3, 3), nn.Conv3d(2, 2, 3)])
-        self.places = nn.Parameter(torch.zeros(1, 2, 3, 4))
 
 
 @pytest.fixture
@@ -116,35 +100,6 @@ def test_a_resumed_run_draws_the_same_dropouts_on_it(
     done = in_process("train", "--resume", "parts", "--set", "training.epochs=3", "--set", "compute.device=cpu")
     assert done.returncode == 0, done.stderr
     assert len(metrics_of(tmp_path / "parts")) == 3
-
-
-def test_convolutions_have_channels_last_there(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of images alone, as their inputs are; on the host `prepare` chooses."""
-    monkeypatch.setattr(run_module, "make_network", lambda *_: Layers())
-    monkeypatch.setattr(run_module, "check_fit", lambda *_: None)
-    recipe, facts = parse_recipe(Recipe, {}, "a test"), SimpleNamespace(classes=2, channels=3, blank=torch.zeros)
-    weights: list[dict[str, torch.Tensor]] = []
-    for place, others in ((torch.device("cpu"), 0), (device, 2)):
-        model = make_model(recipe, facts, place)
-        weights.append({name: weight.detach().cpu() for name, weight in model.named_parameters()})
-        last = [name for name, weight in model.named_parameters() if not weight.is_contiguous()]
-        assert last == ["layers.0.weight", "layers.1.weight"][:others]
-    torch.testing.assert_close(*weights, rtol=0, atol=0)
-
-
-def test_a_run_with_convolutions_goes_on_there_and_on_the_processor(
-    trained: Callable[..., str], in_process: InProcess, tmp_path: Path, device: torch.device
-) -> None:
-    """Whichever layout the weights and the momentum had before."""
-    on = f"compute.device={device}"
-    trained("whole", "convolving", "training.epochs=2", "compute.convolutions=library")
-    trained("there", "convolving", on)
-    trained("here", "convolving", "compute.convolutions=library")
-    for name, place in (("there", "compute.device=cpu"), ("here", on)):
-        done = in_process("train", "--resume", name, "--set", "training.epochs=2", "--set", place)
-        assert done.returncode == 0, done.stderr
-        assert metrics_of(tmp_path / name) == [pytest.approx(line, rel=1e-9) for line in metrics_of(tmp_path / "whole")]
-        torch.testing.assert_close(weights_of(tmp_path / name), weights_of(tmp_path / "whole"), rtol=1e-9, atol=1e-9)
 
 
 def test_products_are_rounded_there(trained: Callable[..., str], device: torch.device) -> None:

@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.memory_format import convert_conv2d_weight_memory_format
 
 from unisono.binding import CoreShare, bind, report, shares_of
 from unisono.compute.convolution_plan import ConvolutionPlan, load_plan, merge, save_plan
@@ -354,8 +353,6 @@ def make_model(recipe: Recipe, facts: InputFacts, device: torch.device) -> torch
     torch.manual_seed(recipe.training.seed)
     network = make_network(recipe.model.name, recipe.model.folder, facts.classes, facts.channels)
     model = network.to(device, DTYPES[recipe.model.dtype])
-    if device.type != HOST:  # the layout of images; on the host `prepare` chooses
-        convert_conv2d_weight_memory_format(model, torch.channels_last)
     blank = cast_inputs(facts.blank(1).to(device), DTYPES[recipe.model.dtype])
     check_fit(model, recipe.model.name, blank, context_of(recipe, device))
     return model
