@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
 from unisono.errors import UsageError
@@ -55,8 +56,8 @@ REFUSALS = {
     "a part of nobody": ({"fc2": "row takes part"}, "'fc2' takes parts of 4 ranks, but no layer before it gives any"),
     "weights inside": (
         {"conv": "column gives part", "fc1": "row takes part"},
-        "layer 'fc1' takes parts of 4 ranks, but 'conv' gives those of 4, and 'norm' between needs all features of own "
-        "samples: leave away",
+        "layer 'fc1' takes parts of 4 ranks, but 'conv' gives those of 4, and 'grouped' between needs all features of "
+        "own samples: leave away",
     ),
     "two sizes": (
         {"fc1": "column 2 gives part", "fc2": "row 4 takes part"},
@@ -64,6 +65,11 @@ REFUSALS = {
     ),
     "no dropout": ({"fc1": "dropout 2"}, "is a Linear, which cannot be split by dropout: split it by column or row"),
     "a convolution's input": ({"conv": "column takes part"}, "takes inputs of own samples: leave away 'takes part'"),
+    "a dropout of another size": (
+        {"fc1": "column 2 gives part", "drop1": "dropout 4", "fc2": "row 2 takes part"},
+        "layer 'drop1' takes parts of 4 ranks, but 'fc1' gives those of 2: leave away",
+    ),
+    "a dropout of whole features": ({"drop2": "dropout 2"}, "'drop2' takes parts of 2 ranks, but no layer before it"),
     "a number's part": ({"words": "row takes part"}, "takes inputs of own samples: leave away 'takes part'"),
 }  # fmt: skip
 
@@ -100,19 +106,91 @@ def test_a_rank_without_rows_of_an_embedding_has_zeros() -> None:
         assert [int(part.any(1).sum()) for part in parts] == rows
 
 
+class UnitLength(nn.Module):
+    """An own module that needs all features of a sample, which nothing but its values shows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / x.norm(dim=-1, keepdim=True)
+
+
+class Held(nn.Module):
+    """An own module without weights that holds another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.ReLU()
+
+
+def pair(*between: nn.Module) -> nn.Sequential:
+    """Two layers with others between them."""
+    return nn.Sequential(nn.Linear(8, 8), *between, nn.Linear(8, 8))
+
+
+IN_PAIR = {"0": "column 2 gives part", "2": "row 2 takes part"}
+
+
 @pytest.mark.parametrize(
     "between",
     [
         *(nn.GroupNorm(2, 8, affine=False), nn.LocalResponseNorm(3), nn.GLU(), nn.BatchNorm1d(8, affine=False)),
+        *(nn.LayerNorm(8, elementwise_affine=False), nn.RMSNorm(8, elementwise_affine=False), UnitLength(), Held()),
         *(nn.Softmax(-1), nn.LogSoftmax(-1), nn.Softmin(-1), nn.Softmax2d(), nn.ChannelShuffle(2)),
+        *(nn.Dropout1d(), nn.AlphaDropout(), nn.FeatureAlphaDropout(), nn.RReLU()),
+        *(nn.Flatten(), nn.MaxPool1d(2)),  # of parts of the channels, but not of the features of several positions
     ],
+    ids=lambda module: type(module).__name__,
 )
-def test_layers_without_weights_that_need_all_features_are_refused_between_parts(between: nn.Module) -> None:
-    """They would take the features of a part for all of them, without a word."""
-    model = nn.Sequential(nn.Linear(8, 8), between, nn.Linear(8, 8))
-    with pytest.raises(UsageError, match="'0' gives those of 2, and '1' between needs all features of own samples"):
-        checked({"0": "column 2 gives part", "2": "row 2 takes part"}, model=model)
+def test_modules_that_are_not_known_to_work_on_each_feature_are_refused_between_parts(between: nn.Module) -> None:
+    """They would take the features of a part for all of them, or draw masks of a rank's own, without a word."""
+    model, kind = pair(between), type(between).__name__
+    with pytest.raises(UsageError, match=rf"'0' gives those of 2, and '1' between \({kind}\) is not known to work on"):
+        checked(IN_PAIR, model=model)
     assert checked({"0": "column 2", "2": "row 2"}, model=model)
+    model[1].works_on_parts = True
+    assert list(checked(IN_PAIR, model=model)) == ["0", "2"]
+
+
+@pytest.mark.parametrize("between", [nn.Linear(8, 8).requires_grad_(False), nn.PReLU().requires_grad_(False)])
+def test_frozen_weights_need_all_features_too(between: nn.Module) -> None:
+    with pytest.raises(UsageError, match="'0' gives those of 2, and '1' between needs all features of own samples"):
+        checked(IN_PAIR, model=pair(between))
+
+
+@pytest.mark.parametrize("inner", ["column 2", "column 4", "column 4 gives part"])
+def test_a_split_layer_of_own_samples_is_refused_between_parts(inner: str) -> None:
+    with pytest.raises(UsageError, match="'0' gives those of 4, and '1' between needs all features of own samples"):
+        checked({"0": "column 4 gives part", "1": inner, "2": "row 4 takes part"}, model=pair(nn.Linear(8, 8)))
+
+
+def test_a_pair_within_a_pair_is_refused_by_the_outer_one() -> None:
+    plan = {"0": "column 4 gives part", "1": "column 2 gives part", "2": "row 2 takes part", "3": "row 4 takes part"}
+    with pytest.raises(UsageError, match="'2' takes parts of 2 ranks, but '0' gives those of 4, and '1' between needs"):
+        checked(plan, model=pair(nn.Linear(8, 8), nn.Linear(8, 8)))
+
+
+def test_query_key_and_value_give_parts_in_a_row() -> None:
+    """Beside each other, of groups of one size; not one behind the other."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.value = (nn.Sequential(nn.Linear(8, 8)) for _ in range(3))
+            self.attend, self.out = nn.Sequential(nn.Softmax(-1), nn.Dropout()), nn.Linear(8, 8)
+
+    model = nn.Sequential(Attention(), Attention())
+    plan = dict.fromkeys(("0.query.0", "0.key.0", "0.value.0"), "column 2 gives part")
+    assert len(checked({**plan, "0.out": "row 2 takes part"}, model=model)) == 5
+    with pytest.raises(UsageError, match=r"'0.query.0' gives those of 2, and '0.key.0' between needs all features"):
+        checked({**plan, "0.key.0": "column 4 gives part", "0.out": "row 2 takes part"}, model=model)
+    with pytest.raises(UsageError, match=r"'0.query.0' gives those of 2, and '0.out' between needs all features"):
+        checked({**plan, "1.out": "row 2 takes part"}, model=model)
+
+
+def test_channels_stay_parts_through_pools_and_flatten() -> None:
+    layers = nn.ReLU(), nn.MaxPool2d(2), nn.ZeroPad2d(1), nn.Dropout(), nn.Upsample(2), nn.Flatten()
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Sequential(*layers), nn.Linear(32, 8))
+    plan = checked({"0": "column 4 gives part", "2": "row 4 takes part"}, model=model)
+    assert str(plan["1.3"]) == "dropout 4 dim 1"
 
 
 def test_a_softmax_over_the_keys_of_attention_stays_between_parts() -> None:

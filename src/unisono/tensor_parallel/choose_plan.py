@@ -1,13 +1,8 @@
 """Plan of split layers that is chosen by prediction, from a short measurement: `plan = "auto"`.
 
-    traced steps on an example          ─▶ bytes of each layer, share of the seconds ┐
-    whole steps, without hooks          ─▶ seconds of the passes and of the update   ├▶ plan/split.py ─▶ rank 0's plan,
-    two allreduces and two all-gathers  ─▶ latency, seconds a byte                   │                   on all ranks
-    whole steps, gathers between layers ─▶ seconds that these wait for other ranks   │
-    whole steps and allreduces at once  ─▶ rate of each beside the other             ┘
-
-Each rank traces its own example, the ranks at the same time; a step counts as long as on the slowest. A layer stays
-whole if some rank did not call it once, or if its weight is read elsewhere too.
+`docs/tensor_parallel.md` draws what is measured, and how rank 0 chooses from it (`plan/split.py`). Each rank traces its
+own example, the ranks at the same time; a step counts as long as on the slowest. A layer stays whole if some rank did
+not call it once, or if its weight is read elsewhere too.
 """
 
 from __future__ import annotations
@@ -37,7 +32,8 @@ from unisono.plan.trace import StepSeconds, Trace, TracedLayer, time_steps, trac
 from unisono.processor import HOST
 from unisono.rules import BSP, BaseRule
 from unisono.step.costs import Cost, fit
-from unisono.tensor_parallel.model import check_plan, refusal, split_refusal
+from unisono.tensor_parallel.layouts import SAMPLES, exchange
+from unisono.tensor_parallel.model import ELEMENTWISE, check_plan, refusal, split_refusal
 from unisono.world import World
 
 Example = Tensor | tuple[Any, ...]
@@ -51,12 +47,6 @@ MEASURED_BYTES = 1 << 16, 8 << 20, 1 << 14, 1 << 20
 
 REPETITIONS = 5
 """Times that a step, and each collective, is timed, after one that is not."""
-
-ELEMENTWISE = {
-    *(nn.CELU, nn.Dropout, nn.ELU, nn.GELU, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.Identity, nn.LeakyReLU),
-    *(nn.LogSigmoid, nn.Mish, nn.ReLU, nn.ReLU6, nn.SELU, nn.SiLU, nn.Sigmoid, nn.Softplus, nn.Tanh),
-}
-"""Modules without weights that work on each feature by itself."""
 
 
 class PlanChoice(NamedTuple):
@@ -157,8 +147,7 @@ def measure_links(world: World, device: torch.device, seconds: Callable[[Callabl
 
 def gather(world: World, tensor: Tensor) -> None:
     """Gather the tensors of all ranks, to the end."""
-    world.all_gather(tensor, tensor.new_empty(world.size * len(tensor)))
-    synchronize(tensor.device)
+    synchronize(exchange(tensor, world, None, SAMPLES).device)
 
 
 def seconds_of_call(
@@ -172,11 +161,8 @@ def seconds_of_call(
 
 
 def measure_beside(steps: Steps, alone: float, cost: Cost, world: World) -> float:
-    """Return the rate of `steps`, and of allreduces, while both run, of that alone, where a step takes `alone` seconds.
-
-    step         alone ────4────           at once ──────8──────       8 - (6 - 4) s for 4 s of both: rate 4 / 6
-    allreduces   alone ──────6──────                ──────8──────
-    """
+    """Return the rate of `steps`, and of allreduces, while both run, of that alone, where a step takes `alone` seconds:
+    4 / 6 for 4 s of the one and 6 s of the other that take 8 s at once, of which 8 - (6 - 4) s both run."""
     tensor = torch.zeros(max(1, int(min(MEASURED_BYTES[1], alone / max(cost.per_byte, 1e-12)) / 4)))
     count, begun, sent = max(1, round(alone / cost.seconds(tensor.nbytes))), list[float](), list[Future[Tensor]]()
 
@@ -197,11 +183,9 @@ def measure_beside(steps: Steps, alone: float, cost: Cost, world: World) -> floa
 def split_model_of(
     layers: PlanLike | str, size: int, rule: BaseRule, optimizer: str, network: nn.Module, traced: Trace
 ) -> SplitModel:
-    """Return a traced network as a recipe's plan splits it: by prediction, or as `layers` say, in groups of `size`.
-
-    Nothing is split where the rule, or the optimizer, takes no split layers. Raises UsageError for a recipe that splits
-    layers all the same; planning raises it for splits that the network or the ranks do not allow.
-    """
+    """Return a traced network as a recipe's plan splits it: as `layers` say, in groups of `size`, or by prediction, if
+    the rule and the optimizer take split layers. Raises UsageError for a recipe that names layers all the same;
+    planning raises it for splits that the network or the ranks do not allow."""
     by_hand, refused = (layers or AUTO) != AUTO, refusal(rule, optimizer)
     if by_hand and refused:
         raise UsageError(f"[parallel] names layers, but {refused}")

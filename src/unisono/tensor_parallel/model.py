@@ -1,7 +1,5 @@
 """Split of a model by a plan: the layers that it names become parallel ones; every rank keeps its own samples.
 
-Sequential(conv, fc1, relu, drop1, fc2)   ─ split_model(model, world, plan) ─▶   the same modules
-
 A plan is checked against the model before (`check_plan`): by names, types and shapes alone, for any number of ranks.
 Every refusal is one line with its remedy. States and norms are those of the whole model, under the same names:
 
@@ -43,11 +41,16 @@ LAYERWISE = ("LARS", "LAMB")
 NEEDS_WHOLE = (*LAYERWISE, "ADAFACTOR", "LBFGS", "MUON")
 """Optimizers whose step of an element depends on all elements of its parameter."""
 
-_NORMS = nn.modules.batchnorm._BatchNorm, nn.CrossMapLRN2d, nn.GroupNorm, nn.LocalResponseNorm
-NOT_OF_PARTS = *_NORMS, nn.ChannelShuffle, nn.GLU, nn.Softmax2d
-"""Modules that need all features of a sample, or the samples of their rank alone, with weights or without."""
-OF_FEATURES = nn.LogSoftmax, nn.Softmax, nn.Softmin
-"""Modules that do so where they follow a layer in a Sequential: attention has them over the keys."""
+ELEMENTWISE = {
+    *(nn.CELU, nn.Dropout, nn.ELU, nn.GELU, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.Identity, nn.LeakyReLU),
+    *(nn.LogSigmoid, nn.Mish, nn.ReLU, nn.ReLU6, nn.SELU, nn.SiLU, nn.Sigmoid, nn.Softplus, nn.Softsign, nn.Tanh),
+}
+"""Modules without weights that work on each feature by itself."""
+_POOLS = ("AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool", "MaxPool", "ZeroPad")
+OF_CHANNELS = {nn.Flatten, nn.Upsample, *(getattr(nn, f"{kind}{dims}d") for kind in _POOLS for dims in (1, 2, 3))}
+"""Modules that work on each channel of a convolution by itself."""
+OF_KEYS = {nn.LogSoftmax, nn.Softmax, nn.Softmin}
+"""Modules that attention has over the keys, for each head by itself; in a Sequential they are over the features."""
 
 
 class ModelSplit:
@@ -75,15 +78,13 @@ def check_plan(plan: ParallelPlan, model: nn.Module, ranks: int) -> ParallelPlan
     """Return the plan with all names and sizes, in the order of the model's modules, without groups of one rank.
 
     Wildcards are replaced by the layers that they name, a size of 0 by `ranks`; dropouts between a layer that gives its
-    part and one that takes it are added. Raises UsageError for an unknown name, a layer that cannot be split as asked,
-    groups that do not divide the ranks, a part that no layer takes, and a weight tied to one that is not split alike.
+    part and one that takes it are added. Raises UsageError for a plan that does not fit the model, or the ranks.
     """
     modules, named = dict(model.named_modules()), dict[str, Split]()
     for name, split in plan.items():
         matching = [module for module in modules if fnmatchcase(module, name)] if name not in modules else [name]
         if not matching or name == "":
-            kinds = {kind for kind, how in KINDS if how != DROPOUT}
-            able = [layer for layer, module in modules.items() if type(module) in kinds]
+            able = [path for path, one in modules.items() if type(one) in {of for of, how in KINDS if how != DROPOUT}]
             near = difflib.get_close_matches(name, able, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"layers that can be split are {', '.join(able) or 'none'}"
             raise UsageError(f"the plan names a layer {name!r}, which the model does not have; {hint}")
@@ -111,32 +112,46 @@ def split_refusal(layer: nn.Module, split: Split, ranks: int) -> str:
 
 def _with_dropouts(splits: Mapping[str, Split], modules: Mapping[str, nn.Module]) -> ParallelPlan:
     """Return the splits in the order of the modules, with the dropouts between a layer that gives its part and the one
-    that takes it. Raises UsageError for parts that nobody gives, or takes."""
-    found = ParallelPlan()
-    giver = whole = ""  # the last layer that gives its part, and one behind it that needs whole features of own samples
+    that takes it. Raises UsageError for parts that nobody gives, or takes, or that a module between cannot take."""
+    found, giver, between = ParallelPlan(), "", ""  # the layer whose part is not taken yet; what cannot take it
     for name, module in modules.items():
-        needy = NOT_OF_PARTS + OF_FEATURES * isinstance(modules[name.rpartition(".")[0]], nn.Sequential)
         if split := splits.get(name):
             found[name] = split
         elif giver and type(module) is nn.Dropout:
             kind = KINDS[type(modules[giver]), splits[giver].how]
             found[name] = Split(DROPOUT, splits[giver].ranks, dim=kind.features)
-        elif isinstance(module, needy) or any(weight.requires_grad for weight in module.parameters(recurse=False)):
-            whole = name
-        if split and split.takes == PART:
+        between = between or (_part_refusal(name, giver, splits, modules) if giver else "")
+        if split and (split.takes == PART or split.how == DROPOUT):
             given = f"{giver!r} gives those of {splits[giver].ranks}" if giver else "no layer before it gives any"
-            if not giver or whole or splits[giver].ranks != split.ranks:
-                between = f", and {whole!r} between needs all features of own samples" if giver and whole else ""
+            if not giver or between or splits[giver].ranks != split.ranks:
                 raise UsageError(
                     f"layer {name!r} takes parts of {split.ranks} ranks, but {given}{between}: leave away 'takes part' "
-                    "and 'gives part', or give it parts of as many ranks, with no such layer between"
+                    "and 'gives part', or give it parts of as many ranks, with no such module between"
                 )
-            giver = ""
+            giver = giver if split.how == DROPOUT else ""
         if split and split.gives == PART:
-            giver, whole = name, ""
+            giver = giver or name
     if giver:
         raise UsageError(f"layer {giver!r} gives a part, which no layer after it takes: leave away 'gives part'")
     return found
+
+
+def _part_refusal(name: str, giver: str, splits: Mapping[str, Split], modules: Mapping[str, nn.Module]) -> str:
+    """Return why a module cannot be between `giver` and the layer that takes its part; empty where it can. Layers that
+    take own samples may give parts as well, as query, key and value do, but not behind `giver` in a Sequential."""
+    module, split, kind = modules[name], splits.get(name), KINDS[type(modules[giver]), splits[giver].how]
+    shared = [path for path in modules if giver.startswith(f"{path}.") and name.startswith(f"{path}.")]
+    in_turn = isinstance(modules[max(shared, key=len, default="")], nn.Sequential)
+    fits, reason = False, "needs all features of own samples"
+    if split:
+        beside = split.gives == PART and split.ranks == splits[giver].ranks and not in_turn
+        fits = beside or split.takes == PART or split.how == DROPOUT
+    elif not [*module.parameters(recurse=False)]:
+        known = ELEMENTWISE | (set() if in_turn else OF_KEYS) | (OF_CHANNELS if kind.features == 1 else set())
+        holds = isinstance(module, nn.ModuleDict | nn.ModuleList | nn.Sequential) or [*module.parameters()]
+        fits = bool(holds) or type(module) in known or getattr(module, "works_on_parts", False)
+        reason = f"({type(module).__name__}) is not known to work on each feature by itself (set works_on_parts if so)"
+    return "" if fits else f", and {name!r} between {reason}"
 
 
 def _check_ties(splits: Mapping[str, Split], modules: Mapping[str, nn.Module]) -> None:
@@ -208,9 +223,8 @@ def agree_on_state(model: nn.Module, world: World) -> None:
     parts, split = named_parts(model), split_of(model)
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
-            alike = world
-            if split is not None and id(tensor) in parts:
-                alike = world.group_world(holders_of(split.groups[parts[id(tensor)][0].ranks]))
+            count = parts[id(tensor)][0].ranks if id(tensor) in parts else 1
+            alike = world.group_world(holders_of(split.groups[count])) if split and count > 1 else world
             alike.broadcast(distinct(tensor))
 
 
