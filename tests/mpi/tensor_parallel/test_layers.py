@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import unisono
 from unisono.compute.convolution import plan_convolutions
 from unisono.compute.convolution_plan import ConvolutionPlan
-from unisono.errors import UsageError
+from unisono.errors import MismatchError, UsageError
 from unisono.optimizers import LAMB, LARS
 from unisono.optimizers.sharded import has_hooks
 from unisono.reducer import reducer_of
@@ -275,6 +275,54 @@ def test_samples_of_split_layers_are_declared_before_the_first_pass(group: World
         unisono.add_samples(model, 3)
     with pytest.raises(UsageError, match=r"in place of synchronize call model\(inputs\[:0\]\)"):
         unisono.synchronize(model)
+
+
+def fails_once(layer: nn.Module, backward: bool = False) -> None:
+    """Make the next pass of a layer fail, before it begins."""
+
+    def fail(*_: object) -> None:
+        handle.remove()
+        raise ValueError("out of luck")
+
+    handle = layer.register_full_backward_pre_hook(fail) if backward else layer.register_forward_pre_hook(fail)
+
+
+@pytest.mark.parametrize(
+    ("place", "backward", "everywhere"),
+    [("10", False, True), ("12", False, True), ("12", True, True), ("0", False, False), ("6", False, False)],
+)
+def test_the_pass_after_a_failed_one_is_exact(group: World, place: str, backward: bool, everywhere: bool) -> None:
+    """On all ranks between the layers of a pair or behind it, and on one rank alone before its group has exchanged."""
+    case, mine = CASES["vgg"], slice(*bounds(SAMPLES, group.size, group.rank))
+    unsplit, (inputs, labels) = model_of(case).eval(), batch(case, 0)
+    nn.functional.cross_entropy(unsplit(inputs), labels).backward()
+    for size in sizes_of(group):
+        model = unisono.parallel(model_of(case), group, plan=with_sizes(case.plans["wide"], size)).eval()
+        for _ in range(2):
+            if everywhere or group.rank == group.size - 1:
+                fails_once(model.get_submodule(place), backward)
+                with pytest.raises(ValueError, match="out of luck"):
+                    nn.functional.cross_entropy(model(inputs[mine]), labels[mine]).backward()
+            model.zero_grad()
+            nn.functional.cross_entropy(model(inputs[mine]), labels[mine]).backward()
+            for (name, parameter), other in zip(model.named_parameters(), unsplit.parameters(), strict=True):
+                part = getattr(model.get_submodule(name.rpartition(".")[0]), "parts", {}).get(name.rpartition(".")[2])
+                expected = other.grad if part is None else part.cut(other.grad)
+                torch.testing.assert_close(parameter.grad, expected, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_a_pass_that_fails_on_one_rank_between_exchanges_is_an_error_of_all(world: World, differing: None) -> None:
+    """Its group waits for activations of that pass, and gets those of the next."""
+    if world.size > 1:
+        case, own = CASES["vgg"], World(world.comm.Dup(), world.placement, world.table)
+        model = unisono.parallel(model_of(case), own, plan=with_sizes(case.plans["wide"], own.size)).eval()
+        inputs = batch(case, 0)[0]
+        if own.rank == 0:
+            fails_once(model.get_submodule("10"))
+            with pytest.raises(ValueError, match="out of luck"):
+                model(inputs)
+        with pytest.raises(MismatchError):
+            model(inputs)
 
 
 @pytest.mark.parametrize("scale", ["mean", "sum"])
