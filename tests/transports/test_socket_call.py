@@ -40,8 +40,8 @@ class Scene:
         self.start: Any = SocketCall(self.messenger, self.start_other, self.group, self.calls, *CALL)
 
     def handle(self, _: int, __: int) -> None:
-        number = self.calls.number
-        self.during.append((self.calls.busy, number, self.calls.description(number)))
+        call_number = self.calls.number
+        self.during.append((self.calls.busy, call_number, self.calls.description(call_number)))
         if self.error is not None:
             raise self.error
 
@@ -65,11 +65,11 @@ def scene() -> Iterator[Scene]:
 
 
 def test_a_plain_call_is_recorded_while_it_lasts(scene: Scene) -> None:
-    for number in range(1, CALLS_KEPT + 3):
+    for call_number in range(1, CALLS_KEPT + 3):
         scene.start(0, 0)
-        assert scene.token() == CALL.digest + number
-        assert scene.during == [(True, number, CALL.description)]
-        assert (scene.calls.busy, scene.calls.number) == (False, number)
+        assert scene.token() == CALL.digest + call_number
+        assert scene.during == [(True, call_number, CALL.description)]
+        assert (scene.calls.busy, scene.calls.number) == (False, call_number)
         scene.during.clear()
     assert not scene.others and not scene.group.broken
 
@@ -78,7 +78,7 @@ def test_calls_by_python_and_by_compiled_code_count_together(scene: Scene) -> No
     with scene.calls.enter("another"):
         pass
     scene.start(0, 0)
-    assert [scene.calls.description(number) for number in (1, 2)] == ["another", CALL.description]
+    assert [scene.calls.description(place) for place in (1, 2)] == ["another", CALL.description]
     assert scene.token() == CALL.digest + 2
 
 
