@@ -68,12 +68,10 @@ def choose_plan(
     refused: str = "",
 ) -> PlanChoice:
     """Return the fastest plan by prediction, the same on all ranks, which call this together; empty: data parallelism.
-
     `example` is a batch as this rank has it in data parallelism; all ranks' batches together are one step. `within`
     gives the context in which the model computes, `deferred` is True where gradients are waited for when weights are
     read, as by a Trainer. `refused` says why nothing is split. The model stays as it is: a copy is traced. Raises
-    UsageError for a model that cannot be copied or traced.
-    """
+    UsageError for a model that cannot be copied or traced."""
     if refused or world.size == 1:
         reason = refused or "there is one rank"
         return PlanChoice(None if refused else ParallelPlan(), [f"layers split by prediction: none, {reason}"])
@@ -104,11 +102,9 @@ def choose_plan(
 
 
 def of_slowest_rank(traced: Tensor, steps: Sequence[StepSeconds], world: World) -> tuple[Tensor, StepSeconds]:
-    """Return the seconds of each layer's passes, (layers, 2), and those of the parts of a whole step.
-
-    The sums are those of whole steps, of the slowest rank; each layer has its mean share of all ranks' traces. The
-    largest of each layer would add up to more than any rank takes: another rank is disturbed in each.
-    """
+    """Return the seconds of each layer's passes, (layers, 2), and those of the parts of a whole step: the sums of the
+    slowest rank's whole steps, of which each layer has its mean share of all ranks' traces. The largest of each layer
+    would add up to more than any rank takes: another rank is disturbed in each."""
     mean = world.allreduce(traced.clone()) / world.size
     largest = world.allreduce(torch.tensor(steps, dtype=torch.float64).median(0).values, op="maximum")
     sums = mean.sum(0)
@@ -198,10 +194,8 @@ def split_model_of(
 
 
 def facts_of(model: nn.Module, layers: Iterable[TracedLayer], once: Set[str], ranks: int) -> tuple[LayerFacts, ...]:
-    """Return the facts of a model's traced layers.
-
-    `once` has the modules that every rank called once, and whose parameters nothing else read: others stay whole.
-    """
+    """Return the facts of a model's traced layers. `once` has the modules that every rank called once, and whose
+    parameters nothing else read: others stay whole."""
     modules, pairs = dict(model.named_modules()), pairs_of(model, once)
     uses = Counter(id(weight) for module in modules.values() for weight in module.parameters(recurse=False))
     sizes, facts = [size for size in range(2, ranks + 1) if ranks % size == 0], list[LayerFacts]()
@@ -217,10 +211,8 @@ def facts_of(model: nn.Module, layers: Iterable[TracedLayer], once: Set[str], ra
 
 
 def pairs_of(model: nn.Module, once: Set[str]) -> dict[str, str]:
-    """Return the name of the second layer of each pair, by that of the first. A layer may be in two.
-
-    `once` has the modules that a forward pass calls once, by their own names: others are in no pair.
-    """
+    """Return the name of the second layer of each pair, by that of the first. A layer may be in two. `once` has the
+    modules that a forward pass calls once, by their own names: others are in no pair."""
     pairs = dict[str, str]()
     for name, module in model.named_modules():
         if type(module) is not nn.Sequential or name not in once or module._forward_hooks:
