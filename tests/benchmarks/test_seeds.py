@@ -6,16 +6,19 @@ import math
 from functools import cache
 
 import pytest
+import torch
 from benchmarks.seeds.networks import moved_bytes
 from benchmarks.seeds.pcl_dnn import images_per_second, in_use
 from benchmarks.seeds.run import as_data, predictions
 from benchmarks.seeds.swcaffe import NODES, RUNS, share_of, words_of
 from benchmarks.seeds.theirs import theirs
 
+from unisono.models import make_network
 from unisono.papers.figures import PREDICTED, data, find_figure
 from unisono.papers.report import near_of, predicted_rows
 from unisono.plan.machines import find_machine
 from unisono.plan.run_plan import plan_run
+from unisono.tensor_parallel.model import check_plan
 from unisono.training.planned_run import plan_recipe, planned_run
 
 all_predictions = cache(predictions)
@@ -79,6 +82,9 @@ def test_the_example_of_the_page() -> None:
         "classifier.4": "column 8 gives part",
         "classifier.7": "row 8 takes part",
     }
+    with torch.device("meta"):
+        network = make_network("vgg_a", "", 1000, 3)
+    assert check_plan(row.split, network, 16).splits == row.split, "ranks can run it"
 
 
 def test_the_exchanges_of_theano_mpi_follow_from_a_rate_and_a_cost_of_each_array() -> None:

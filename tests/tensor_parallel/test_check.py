@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
+import torch
 from torch import nn
 
 from unisono.errors import UsageError
@@ -55,8 +58,8 @@ REFUSALS = {
     "a part of nobody": ({"fc2": "row takes part"}, "'fc2' takes parts of 4 ranks, but no layer before it gives any"),
     "weights inside": (
         {"conv": "column gives part", "fc1": "row takes part"},
-        "layer 'fc1' takes parts of 4 ranks, but 'conv' gives those of 4, and 'norm' between needs all features of own "
-        "samples: leave away",
+        "layer 'fc1' takes parts of 4 ranks, but 'conv' gives those of 4, and 'grouped' between needs all features of "
+        "own samples: leave away",
     ),
     "two sizes": (
         {"fc1": "column 2 gives part", "fc2": "row 4 takes part"},
@@ -64,6 +67,11 @@ REFUSALS = {
     ),
     "no dropout": ({"fc1": "dropout 2"}, "is a Linear, which cannot be split by dropout: split it by column or row"),
     "a convolution's input": ({"conv": "column takes part"}, "takes inputs of own samples: leave away 'takes part'"),
+    "a dropout of another size": (
+        {"fc1": "column 2 gives part", "drop1": "dropout 4", "fc2": "row 2 takes part"},
+        "no layer gives parts of 4 ranks to 'drop1': leave it out of the plan",
+    ),
+    "a dropout of whole features": ({"drop2": "dropout 2"}, "no layer gives parts of 2 ranks to 'drop2': leave it out"),
     "a number's part": ({"words": "row takes part"}, "takes inputs of own samples: leave away 'takes part'"),
 }  # fmt: skip
 
@@ -100,24 +108,151 @@ def test_a_rank_without_rows_of_an_embedding_has_zeros() -> None:
         assert [int(part.any(1).sum()) for part in parts] == rows
 
 
+class UnitLength(nn.Module):
+    """An own module that needs all features of a sample, which nothing but its values shows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / x.norm(dim=-1, keepdim=True)
+
+
+class Held(nn.Module):
+    """An own module without weights that holds another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.ReLU()
+
+
+def pair(*between: nn.Module) -> nn.Sequential:
+    """Two layers with others between them."""
+    return nn.Sequential(nn.Linear(8, 8), *between, nn.Linear(8, 8))
+
+
+IN_PAIR = {"0": "column 2 gives part", "2": "row 2 takes part"}
+
+
 @pytest.mark.parametrize(
     "between",
     [
         *(nn.GroupNorm(2, 8, affine=False), nn.LocalResponseNorm(3), nn.GLU(), nn.BatchNorm1d(8, affine=False)),
+        *(nn.LayerNorm(8, elementwise_affine=False), nn.RMSNorm(8, elementwise_affine=False), UnitLength(), Held()),
         *(nn.Softmax(-1), nn.LogSoftmax(-1), nn.Softmin(-1), nn.Softmax2d(), nn.ChannelShuffle(2)),
+        *(nn.Dropout1d(), nn.AlphaDropout(), nn.FeatureAlphaDropout(), nn.RReLU()),
+        *(nn.Flatten(), nn.MaxPool1d(2)),  # of parts of the channels, but not of the features of several positions
+        *(type("Unit", (UnitLength, kind), {})() for kind in (nn.Sequential, nn.ModuleList, nn.ModuleDict)),
+        *(nn.PReLU().requires_grad_(False), nn.LayerNorm(8).requires_grad_(False)),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_modules_that_are_not_known_to_work_on_each_feature_are_refused_between_parts(between: nn.Module) -> None:
+    """They would take the features of a part for all of them, or draw masks of a rank's own, without a word."""
+    model, kind = pair(between), type(between).__name__
+    message = (
+        rf"'0' gives those of 2, and '1' between \({kind}\) is not known to .* \(if it does, set its works_on_parts"
+    )
+    with pytest.raises(UsageError, match=message):
+        checked(IN_PAIR, model=model)
+    assert checked({"0": "column 2", "2": "row 2"}, model=model)
+    model[1].works_on_parts = True
+    assert list(checked(IN_PAIR, model=model)) == ["0", "2"]
+
+
+def test_weights_that_learn_are_refused_whatever_they_say() -> None:
+    """Their gradients would be of the group's samples."""
+    model = pair(nn.PReLU())
+    model[1].works_on_parts = True
+    with pytest.raises(UsageError, match="'0' gives those of 2, and '1' between needs all features of own samples"):
+        checked(IN_PAIR, model=model)
+
+
+@pytest.mark.parametrize("inner", ["column 2", "column 4", "column 4 gives part"])
+def test_a_split_layer_of_own_samples_is_refused_between_parts(inner: str) -> None:
+    with pytest.raises(UsageError, match="'0' gives those of 4, and '1' between needs all features of own samples"):
+        checked({"0": "column 4 gives part", "1": inner, "2": "row 4 takes part"}, model=pair(nn.Linear(8, 8)))
+
+
+def test_a_pair_within_a_pair_is_refused_by_the_outer_one() -> None:
+    plan = {"0": "column 4 gives part", "1": "column 2 gives part", "2": "row 2 takes part", "3": "row 4 takes part"}
+    with pytest.raises(UsageError, match="'2' takes parts of 2 ranks, but '0' gives those of 4, and '1' between needs"):
+        checked(plan, model=pair(nn.Linear(8, 8), nn.Linear(8, 8)))
+
+
+def test_query_key_and_value_give_parts_in_a_row() -> None:
+    """Beside each other, of groups of one size; not one behind the other."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.value = (nn.Sequential(nn.Linear(8, 8)) for _ in range(3))
+            self.softmax, self.dropout, self.out = nn.Softmax(-1), nn.Dropout(), nn.Linear(8, 8)
+
+    model = nn.Sequential(Attention(), Attention())
+    plan = dict.fromkeys(("0.query.0", "0.key.0", "0.value.0"), "column 2 gives part")
+    assert len(checked({**plan, "0.out": "row 2 takes part"}, model=model)) == 5
+    with pytest.raises(UsageError, match=r"'0.query.0' gives those of 2, and '0.key.0' between needs all features"):
+        checked({**plan, "0.key.0": "column 4 gives part", "0.out": "row 2 takes part"}, model=model)
+    with pytest.raises(UsageError, match=r"'0.query.0' gives those of 2, and '0.out' between needs all features"):
+        checked({**plan, "1.out": "row 2 takes part"}, model=model)
+
+
+@pytest.mark.parametrize("place", ["before", "between", "behind"])
+def test_a_named_dropout_may_be_defined_anywhere(place: str) -> None:
+    """As T5 and minGPT do: only the order of calls has it between the two layers."""
+    layers = {"fc1": nn.Linear(8, 8), "between": nn.ReLU(), "fc2": nn.Linear(8, 8), "behind": nn.ReLU()}
+    model = nn.ModuleDict({"before": nn.ReLU(), **layers, place: nn.Dropout()})
+    plan = {"fc1": "column 2 gives part", place: "dropout 2 dim 1", "fc2": "row 2 takes part"}
+    assert str(checked(plan, model=model)[place]) == "dropout 2 dim 1"
+
+
+def test_holders_of_modules_and_of_layers_are_between_parts() -> None:
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act, self.fc = nn.ReLU(), nn.Linear(8, 8)
+
+    shrinks = nn.Hardshrink(), nn.Softshrink(), nn.Tanhshrink(), nn.Threshold(0.0, 0.0)
+    held = nn.ModuleDict({"shrinks": nn.ModuleList(shrinks), "pool": nn.Sequential(nn.AdaptiveAvgPool2d(1))})
+    model = nn.ModuleDict({"conv": nn.Conv2d(3, 8, 3), "held": held, "classifier": Classifier()})
+    plan = {"conv": "column 2 gives part", "classifier.fc": "row 2 takes part"}
+    assert list(checked(plan, model=model)) == list(plan)
+
+
+def test_channels_stay_parts_through_pools_and_flatten() -> None:
+    layers = [
+        *(nn.ReLU(), nn.MaxPool2d(2), nn.ZeroPad2d(1), nn.Dropout(), nn.Upsample(2), nn.LPPool2d(2, 2)),
+        *(nn.ConstantPad2d(1, 0.0), nn.CircularPad2d(1), nn.ReflectionPad2d(1), nn.ReplicationPad2d(1)),
+        *(nn.UpsamplingBilinear2d(scale_factor=2), nn.UpsamplingNearest2d(scale_factor=2), nn.Flatten()),
+    ]
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Sequential(*layers), nn.Linear(32, 8))
+    plan = checked({"0": "column 4 gives part", "2": "row 4 takes part"}, model=model)
+    assert str(plan["1.3"]) == "dropout 4 dim 1"
+    model[1].append(nn.FractionalMaxPool2d(2, output_size=1))
+    with pytest.raises(UsageError, match=r"'1.13' between \(FractionalMaxPool2d\)"):  # it draws places of each channel
+        checked({"0": "column 4 gives part", "2": "row 4 takes part"}, model=model)
+
+
+@pytest.mark.parametrize(
+    ("givers", "softmax", "fits"),
+    [
+        ([nn.Linear(8, 8)] * 3, nn.Softmax(-1), True),
+        ([nn.Linear(8, 8)] * 3, nn.Sequential(nn.Softmax(-1)), False),
+        ([nn.Linear(8, 8)] * 2, nn.Softmax(-1), False),
+        ([nn.Linear(8, 8)], nn.Softmax(-1), False),
+        ([nn.Conv1d(8, 8, 1)] * 3, nn.Softmax(1), False),
     ],
 )
-def test_layers_without_weights_that_need_all_features_are_refused_between_parts(between: nn.Module) -> None:
-    """They would take the features of a part for all of them, without a word."""
-    model = nn.Sequential(nn.Linear(8, 8), between, nn.Linear(8, 8))
-    with pytest.raises(UsageError, match="'0' gives those of 2, and '1' between needs all features of own samples"):
-        checked({"0": "column 2 gives part", "2": "row 2 takes part"}, model=model)
-    assert checked({"0": "column 2", "2": "row 2"}, model=model)
-
-
-def test_a_softmax_over_the_keys_of_attention_stays_between_parts() -> None:
-    model = nn.ModuleDict({"query": nn.Linear(8, 8), "softmax": nn.Softmax(-1), "out": nn.Linear(8, 8)})
-    assert list(checked({"query": "column 2 gives part", "out": "row 2 takes part"}, model=model)) == ["query", "out"]
+def test_a_softmax_is_over_the_keys_where_query_key_and_value_give_parts(
+    givers: list[nn.Module], softmax: nn.Module, fits: bool
+) -> None:
+    """Elsewhere it may be over the features, of which each rank has a part."""
+    layers = {f"in{place}": copy.deepcopy(giver) for place, giver in enumerate(givers)}
+    model = nn.ModuleDict({**layers, "softmax": softmax, "out": nn.Linear(8, 8)})
+    plan = {**dict.fromkeys(layers, "column 2 gives part"), "out": "row 2 takes part"}
+    if fits:
+        assert list(checked(plan, model=model)) == list(plan)
+    else:
+        with pytest.raises(UsageError, match=r"\(Softmax\) is not known to work on each feature by itself"):
+            checked(plan, model=model)
 
 
 def test_a_weight_of_two_layers_is_divided_evenly() -> None:

@@ -11,17 +11,9 @@ forward, and the same backward, in reverse order: nothing for y where it "gives 
 part" (row) or needs no gradient (backward). Tasks that send activations keep computing waiting; those of gradients hide
 behind it. So the step is what `step/predict.py` plays. A worked example is in `docs/tensor_parallel.md`.
 
-Layers to split, and the sizes of their groups, are chosen by the predicted step:
-
-    data parallelism                                                                40 ms
-    weight 8       fc1: row 4, fc2 and fc3: a pair of 4, conv5: column 4            36 ms
-    weight 2, 1    fc1: row 4, fc2 and fc3: a pair of 4                             32 ms    chosen
-    weight 1/4     fc1: row 4                                                       33 ms
-
-Every layer exchanges for itself, so what it has to gain is known beforehand: the seconds of its gradients in data
-parallelism less those of its parts and activations. Whether these seconds are waited for is not: so a plan is made for
-each weight of gradients beside activations, and that with the shortest predicted step is chosen, in the buckets that a
-run begins with. As gradients may hide in others, LEAST_GAIN is that of the settings that runs choose.
+Layers to split, and the sizes of their groups, are chosen by the predicted step, as the docs show. A layer gains
+the seconds of its gradients in data parallelism less those of its parts and activations. Whether these are waited for
+is not known beforehand: so a plan is made for each weight of gradients beside activations, and the fastest is chosen.
 """
 
 from __future__ import annotations
@@ -150,10 +142,8 @@ def gradient_bytes(weights: float, ranks: int, size: int) -> float:
 
 
 def _exchanges(inputs: SplitInputs, layer: LayerFacts, split: Split) -> list[tuple[ActivationExchange, Duration]]:
-    """Return the exchanges of a split layer in a step; before own samples, their number: one more latency.
-
-    The ranks of a group on one node share what they gather from others, but not what an all-to-all moves.
-    """
+    """Return the exchanges of a split layer in a step; before own samples, their number: one more latency. The ranks of
+    a group on one node share what they gather from others, but not what an all-to-all moves."""
     column, size, placement = split.how == COLUMN, split.ranks, inputs.links.placement
     exchanges, groups = list[tuple[ActivationExchange, Duration]](), model_groups(placement, size)
     crowd, most, index = _crowd(placement, groups), max(map(len, placement.nodes)), [*inputs.weights].index(layer.name)

@@ -1,13 +1,8 @@
 """Plan of split layers that is chosen by prediction, from a short measurement: `plan = "auto"`.
 
-    traced steps on an example          ─▶ bytes of each layer, share of the seconds ┐
-    whole steps, without hooks          ─▶ seconds of the passes and of the update   ├▶ plan/split.py ─▶ rank 0's plan,
-    two allreduces and two all-gathers  ─▶ latency, seconds a byte                   │                   on all ranks
-    whole steps, gathers between layers ─▶ seconds that these wait for other ranks   │
-    whole steps and allreduces at once  ─▶ rate of each beside the other             ┘
-
-Each rank traces its own example, the ranks at the same time; a step counts as long as on the slowest. A layer stays
-whole if some rank did not call it once, or if its weight is read elsewhere too.
+`docs/tensor_parallel.md` draws what is measured, and how rank 0 chooses from it (`plan/split.py`). Each rank traces its
+own example, the ranks at the same time; a step counts as long as on the slowest. A layer stays whole if some rank did
+not call it once, or if its weight is read elsewhere too.
 """
 
 from __future__ import annotations
@@ -37,7 +32,8 @@ from unisono.plan.trace import StepSeconds, Trace, TracedLayer, time_steps, trac
 from unisono.processor import HOST
 from unisono.rules import BSP, BaseRule
 from unisono.step.costs import Cost, fit
-from unisono.tensor_parallel.model import check_plan, refusal, split_refusal
+from unisono.tensor_parallel.layouts import SAMPLES, exchange
+from unisono.tensor_parallel.model import ELEMENTWISE, check_plan, refusal, split_refusal
 from unisono.world import World
 
 Example = Tensor | tuple[Any, ...]
@@ -51,12 +47,6 @@ MEASURED_BYTES = 1 << 16, 8 << 20, 1 << 14, 1 << 20
 
 REPETITIONS = 5
 """Times that a step, and each collective, is timed, after one that is not."""
-
-ELEMENTWISE = {
-    *(nn.CELU, nn.Dropout, nn.ELU, nn.GELU, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.Identity, nn.LeakyReLU),
-    *(nn.LogSigmoid, nn.Mish, nn.ReLU, nn.ReLU6, nn.SELU, nn.SiLU, nn.Sigmoid, nn.Softplus, nn.Tanh),
-}
-"""Modules without weights that work on each feature by itself."""
 
 
 class PlanChoice(NamedTuple):
@@ -78,12 +68,10 @@ def choose_plan(
     refused: str = "",
 ) -> PlanChoice:
     """Return the fastest plan by prediction, the same on all ranks, which call this together; empty: data parallelism.
-
     `example` is a batch as this rank has it in data parallelism; all ranks' batches together are one step. `within`
     gives the context in which the model computes, `deferred` is True where gradients are waited for when weights are
     read, as by a Trainer. `refused` says why nothing is split. The model stays as it is: a copy is traced. Raises
-    UsageError for a model that cannot be copied or traced.
-    """
+    UsageError for a model that cannot be copied or traced."""
     if refused or world.size == 1:
         reason = refused or "there is one rank"
         return PlanChoice(None if refused else ParallelPlan(), [f"layers split by prediction: none, {reason}"])
@@ -114,11 +102,9 @@ def choose_plan(
 
 
 def of_slowest_rank(traced: Tensor, steps: Sequence[StepSeconds], world: World) -> tuple[Tensor, StepSeconds]:
-    """Return the seconds of each layer's passes, (layers, 2), and those of the parts of a whole step.
-
-    The sums are those of whole steps, of the slowest rank; each layer has its mean share of all ranks' traces. The
-    largest of each layer would add up to more than any rank takes: another rank is disturbed in each.
-    """
+    """Return the seconds of each layer's passes, (layers, 2), and those of the parts of a whole step: the sums of the
+    slowest rank's whole steps, of which each layer has its mean share of all ranks' traces. The largest of each layer
+    would add up to more than any rank takes: another rank is disturbed in each."""
     mean = world.allreduce(traced.clone()) / world.size
     largest = world.allreduce(torch.tensor(steps, dtype=torch.float64).median(0).values, op="maximum")
     sums = mean.sum(0)
@@ -157,8 +143,7 @@ def measure_links(world: World, device: torch.device, seconds: Callable[[Callabl
 
 def gather(world: World, tensor: Tensor) -> None:
     """Gather the tensors of all ranks, to the end."""
-    world.all_gather(tensor, tensor.new_empty(world.size * len(tensor)))
-    synchronize(tensor.device)
+    synchronize(exchange(tensor, world, None, SAMPLES).device)
 
 
 def seconds_of_call(
@@ -172,11 +157,8 @@ def seconds_of_call(
 
 
 def measure_beside(steps: Steps, alone: float, cost: Cost, world: World) -> float:
-    """Return the rate of `steps`, and of allreduces, while both run, of that alone, where a step takes `alone` seconds.
-
-    step         alone ────4────           at once ──────8──────       8 - (6 - 4) s for 4 s of both: rate 4 / 6
-    allreduces   alone ──────6──────                ──────8──────
-    """
+    """Return the rate of `steps`, and of allreduces, while both run, of that alone, where a step takes `alone` seconds:
+    4 / 6 for 4 s of the one and 6 s of the other that take 8 s at once, of which 8 - (6 - 4) s both run."""
     tensor = torch.zeros(max(1, int(min(MEASURED_BYTES[1], alone / max(cost.per_byte, 1e-12)) / 4)))
     count, begun, sent = max(1, round(alone / cost.seconds(tensor.nbytes))), list[float](), list[Future[Tensor]]()
 
@@ -197,11 +179,9 @@ def measure_beside(steps: Steps, alone: float, cost: Cost, world: World) -> floa
 def split_model_of(
     layers: PlanLike | str, size: int, rule: BaseRule, optimizer: str, network: nn.Module, traced: Trace
 ) -> SplitModel:
-    """Return a traced network as a recipe's plan splits it: by prediction, or as `layers` say, in groups of `size`.
-
-    Nothing is split where the rule, or the optimizer, takes no split layers. Raises UsageError for a recipe that splits
-    layers all the same; planning raises it for splits that the network or the ranks do not allow.
-    """
+    """Return a traced network as a recipe's plan splits it: as `layers` say, in groups of `size`, or by prediction, if
+    the rule and the optimizer take split layers. Raises UsageError for a recipe that names layers all the same;
+    planning raises it for splits that the network or the ranks do not allow."""
     by_hand, refused = (layers or AUTO) != AUTO, refusal(rule, optimizer)
     if by_hand and refused:
         raise UsageError(f"[parallel] names layers, but {refused}")
@@ -214,10 +194,8 @@ def split_model_of(
 
 
 def facts_of(model: nn.Module, layers: Iterable[TracedLayer], once: Set[str], ranks: int) -> tuple[LayerFacts, ...]:
-    """Return the facts of a model's traced layers.
-
-    `once` has the modules that every rank called once, and whose parameters nothing else read: others stay whole.
-    """
+    """Return the facts of a model's traced layers. `once` has the modules that every rank called once, and whose
+    parameters nothing else read: others stay whole."""
     modules, pairs = dict(model.named_modules()), pairs_of(model, once)
     uses = Counter(id(weight) for module in modules.values() for weight in module.parameters(recurse=False))
     sizes, facts = [size for size in range(2, ranks + 1) if ranks % size == 0], list[LayerFacts]()
@@ -233,10 +211,8 @@ def facts_of(model: nn.Module, layers: Iterable[TracedLayer], once: Set[str], ra
 
 
 def pairs_of(model: nn.Module, once: Set[str]) -> dict[str, str]:
-    """Return the name of the second layer of each pair, by that of the first. A layer may be in two.
-
-    `once` has the modules that a forward pass calls once, by their own names: others are in no pair.
-    """
+    """Return the name of the second layer of each pair, by that of the first. A layer may be in two. `once` has the
+    modules that a forward pass calls once, by their own names: others are in no pair."""
     pairs = dict[str, str]()
     for name, module in model.named_modules():
         if type(module) is not nn.Sequential or name not in once or module._forward_hooks:

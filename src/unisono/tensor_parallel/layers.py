@@ -207,10 +207,8 @@ KINDS: Mapping[tuple[type[nn.Module], str], type[ParallelLayer]] = {
 
 
 def parts_of(layer: nn.Module, split: Split, member: int) -> dict[str, WeightPart]:
-    """Return the parts of a whole layer's parameters that a member of a group holds. Pure: for any number of ranks.
-
-    A bias is whole where the sum of the ranks' products is.
-    """
+    """Return the parts of a whole layer's parameters that a member of a group holds. Pure: for any number of ranks. A
+    bias is whole where the sum of the ranks' products is."""
     cuts = {"weight": KINDS[type(layer), split.how].dim}
     cuts |= {"bias": 0} if split.how == COLUMN or split.gives == PART else {}
     own = dict(layer.named_parameters(recurse=False))

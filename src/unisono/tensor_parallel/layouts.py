@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from unisono.errors import UsageError
+from unisono.errors import MismatchError, UsageError
 from unisono.plan.layer_plan import OWN, PART
 from unisono.world import World
 
@@ -56,6 +56,8 @@ class SampleNumbers:
     """Number of this rank's share of the batch."""
     counts: bool = True
     """True where steps are counted: each forward pass of the model in training is one."""
+    ended: int = 0
+    """Step of the last forward pass that did not fail."""
 
     def first_of(self, samples: int) -> int:
         """Return the number of the first of so many samples."""
@@ -74,14 +76,20 @@ class GroupLink:
         """Number of each member's first sample in the batch of all ranks."""
         self.gathered: tuple[Tensor, int, Tensor] | None = None
         """Own samples gathered last, their version, and those of the group; until own ones are given again."""
+        self.exchanges = 0
+        """Number of exchanges of own samples in the present pass."""
         self.shares: dict[int, float] = {}
         """Share of this rank's loss in that of the group, once it is settled; by the number of the present average."""
 
     def agree(self, rows: int) -> None:
-        """Tell the other members the number of this rank's samples, and learn theirs."""
-        local = torch.tensor([rows, self.numbers.first_of(rows)])
-        table = self.world.all_gather(local, local.new_empty((self.world.size, 2)))
-        self.rows, self.firsts = table[:, 0].tolist(), table[:, 1].tolist()
+        """Tell the other members the number of this rank's samples, and learn theirs. Raises MismatchError where a pass
+        has failed on some, which are in another exchange of the next."""
+        self.exchanges += 1
+        local = torch.tensor([rows, self.numbers.first_of(rows), self.exchanges])
+        table = self.world.all_gather(local, local.new_empty((self.world.size, 3)))
+        self.rows, self.firsts, at = table.T.tolist()
+        if len(set(at)) > 1:
+            raise MismatchError(f"a pass failed on some ranks of a group, now in exchanges {at}: call the model on all")
 
     def weigh_by(self, weight: Callable[[], tuple[int, float]]) -> None:
         """Weigh the loss of this rank by what `weight` returns, with the number of the average (`Reducer.loss_weight`).
@@ -107,9 +115,7 @@ class GroupLink:
 
 def exchange(x: Tensor, group: World, cut: int | None, join: int | None) -> Tensor:
     """Send each rank its block of `x` along the dimension `cut`, or all of it; None: nothing is cut.
-
-    Return what comes from all ranks, in their order along the dimension `join`; None: their sum.
-    """
+    Return what comes from all ranks, in their order along the dimension `join`; None: their sum."""
     if cut is None:
         blocks = group.all_gather(x.contiguous(), x.new_empty((group.size, *x.shape)))
     elif cut == SAMPLES:
@@ -146,10 +152,8 @@ class _LayoutChange(torch.autograd.Function):
 @torch._disable_dynamo  # type: ignore[attr-defined]
 def change_layout(x: Tensor, link: GroupLink, before: str, after: str, dim: int = -1) -> Tensor:
     """Return an activation in another layout; `dim` is the dimension of its features.
-
     From own samples each rank sends as many as the member with the most, and repeats its first; own ones are given
-    without repetitions. Own samples that several layers gather, as query, key and value do, are gathered once.
-    """
+    without repetitions. Own samples that several layers gather, as query, key and value do, are gathered once."""
     if before == after:
         return x
     own, version = x, None if x.is_inference() else x._version  # by which a change would show

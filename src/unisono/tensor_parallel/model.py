@@ -1,7 +1,5 @@
 """Split of a model by a plan: the layers that it names become parallel ones; every rank keeps its own samples.
 
-Sequential(conv, fc1, relu, drop1, fc2)   ─ split_model(model, world, plan) ─▶   the same modules
-
 A plan is checked against the model before (`check_plan`): by names, types and shapes alone, for any number of ranks.
 Every refusal is one line with its remedy. States and norms are those of the whole model, under the same names:
 
@@ -43,11 +41,18 @@ LAYERWISE = ("LARS", "LAMB")
 NEEDS_WHOLE = (*LAYERWISE, "ADAFACTOR", "LBFGS", "MUON")
 """Optimizers whose step of an element depends on all elements of its parameter."""
 
-_NORMS = nn.modules.batchnorm._BatchNorm, nn.CrossMapLRN2d, nn.GroupNorm, nn.LocalResponseNorm
-NOT_OF_PARTS = *_NORMS, nn.ChannelShuffle, nn.GLU, nn.Softmax2d
-"""Modules that need all features of a sample, or the samples of their rank alone, with weights or without."""
-OF_FEATURES = nn.LogSoftmax, nn.Softmax, nn.Softmin
-"""Modules that do so where they follow a layer in a Sequential: attention has them over the keys."""
+ELEMENTWISE = {
+    *(nn.CELU, nn.Dropout, nn.ELU, nn.GELU, nn.Hardshrink, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.Identity),
+    *(nn.LeakyReLU, nn.LogSigmoid, nn.Mish, nn.ReLU, nn.ReLU6, nn.SELU, nn.SiLU, nn.Sigmoid, nn.Softplus),
+    *(nn.Softshrink, nn.Softsign, nn.Tanh, nn.Tanhshrink, nn.Threshold),
+}
+"""Modules without weights that work on each feature by itself."""
+_POOLS = [f"{kind}Pool{dims}d" for kind in ("AdaptiveAvg", "AdaptiveMax", "Avg", "LP", "Max") for dims in (1, 2, 3)]
+_OTHERS = "Flatten", *nn.modules.padding.__all__, *nn.modules.upsampling.__all__
+OF_CHANNELS = {getattr(nn, kind) for kind in (*_POOLS, *_OTHERS)}
+"""Modules that work on each channel of a convolution by itself."""
+OF_KEYS = {nn.LogSoftmax, nn.Softmax, nn.Softmin}
+"""Modules that attention, whose query, key and value give parts, has over the keys, for each head by itself."""
 
 
 class ModelSplit:
@@ -73,17 +78,13 @@ class ModelSplit:
 
 def check_plan(plan: ParallelPlan, model: nn.Module, ranks: int) -> ParallelPlan:
     """Return the plan with all names and sizes, in the order of the model's modules, without groups of one rank.
-
     Wildcards are replaced by the layers that they name, a size of 0 by `ranks`; dropouts between a layer that gives its
-    part and one that takes it are added. Raises UsageError for an unknown name, a layer that cannot be split as asked,
-    groups that do not divide the ranks, a part that no layer takes, and a weight tied to one that is not split alike.
-    """
+    part and one that takes it are added. Raises UsageError for a plan that does not fit the model, or the ranks."""
     modules, named = dict(model.named_modules()), dict[str, Split]()
     for name, split in plan.items():
         matching = [module for module in modules if fnmatchcase(module, name)] if name not in modules else [name]
         if not matching or name == "":
-            kinds = {kind for kind, how in KINDS if how != DROPOUT}
-            able = [layer for layer, module in modules.items() if type(module) in kinds]
+            able = [path for path, one in modules.items() if type(one) in {of for of, how in KINDS if how != DROPOUT}]
             near = difflib.get_close_matches(name, able, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"layers that can be split are {', '.join(able) or 'none'}"
             raise UsageError(f"the plan names a layer {name!r}, which the model does not have; {hint}")
@@ -111,32 +112,53 @@ def split_refusal(layer: nn.Module, split: Split, ranks: int) -> str:
 
 def _with_dropouts(splits: Mapping[str, Split], modules: Mapping[str, nn.Module]) -> ParallelPlan:
     """Return the splits in the order of the modules, with the dropouts between a layer that gives its part and the one
-    that takes it. Raises UsageError for parts that nobody gives, or takes."""
-    found = ParallelPlan()
-    giver = whole = ""  # the last layer that gives its part, and one behind it that needs whole features of own samples
+    that takes it. Raises UsageError for parts that nobody gives, or takes, or that a module between cannot take."""
+    found, givers, between = ParallelPlan(), list[str](), ""  # layers whose parts wait; what cannot take them
+    sizes = {split.ranks for split in splits.values() if split.gives == PART}
     for name, module in modules.items():
-        needy = NOT_OF_PARTS + OF_FEATURES * isinstance(modules[name.rpartition(".")[0]], nn.Sequential)
+        giver = givers[0] if givers else ""
         if split := splits.get(name):
             found[name] = split
         elif giver and type(module) is nn.Dropout:
             kind = KINDS[type(modules[giver]), splits[giver].how]
             found[name] = Split(DROPOUT, splits[giver].ranks, dim=kind.features)
-        elif isinstance(module, needy) or any(weight.requires_grad for weight in module.parameters(recurse=False)):
-            whole = name
+        between = between or (_part_refusal(name, givers, splits, modules) if giver else "")
+        if split and split.how == DROPOUT and split.ranks not in sizes:  # wherever it is defined
+            raise UsageError(f"no layer gives parts of {split.ranks} ranks to {name!r}: leave it out of the plan")
         if split and split.takes == PART:
             given = f"{giver!r} gives those of {splits[giver].ranks}" if giver else "no layer before it gives any"
-            if not giver or whole or splits[giver].ranks != split.ranks:
-                between = f", and {whole!r} between needs all features of own samples" if giver and whole else ""
+            if not giver or between or splits[giver].ranks != split.ranks:
                 raise UsageError(
                     f"layer {name!r} takes parts of {split.ranks} ranks, but {given}{between}: leave away 'takes part' "
-                    "and 'gives part', or give it parts of as many ranks, with no such layer between"
+                    "and 'gives part', or give it parts of as many ranks, with no such module between"
                 )
-            giver = ""
+            givers = []
         if split and split.gives == PART:
-            giver, whole = name, ""
-    if giver:
-        raise UsageError(f"layer {giver!r} gives a part, which no layer after it takes: leave away 'gives part'")
+            givers.append(name)
+    if givers:
+        raise UsageError(f"layer {givers[0]!r} gives a part, which no layer after it takes: leave away 'gives part'")
     return found
+
+
+def _part_refusal(name: str, givers: list[str], splits: Mapping[str, Split], modules: Mapping[str, nn.Module]) -> str:
+    """Return why a module cannot be between `givers` and the layer that takes their parts; empty where it can. Layers
+    that take own samples may give parts as well, as query, key and value do, but not behind others in a Sequential."""
+    module, kind, split, giver = modules[name], type(modules[name]), splits.get(name), givers[0]
+    own, fits, reason = [*module.parameters(recurse=False)], False, "needs all features of own samples"
+    if split:
+        shared = [path for path in modules if giver.startswith(f"{path}.") and name.startswith(f"{path}.")]
+        in_turn = isinstance(modules[max(shared, key=len, default="")], nn.Sequential)
+        beside = split.gives == PART and split.ranks == splits[giver].ranks and not in_turn
+        fits = beside or split.takes == PART or split.how == DROPOUT
+    elif not any(weight.requires_grad for weight in own):
+        channels = KINDS[type(modules[giver]), splits[giver].how].features == 1
+        keys = len(givers) > 2 and not isinstance(modules[name.rpartition(".")[0]], nn.Sequential)
+        known = ELEMENTWISE | (OF_CHANNELS if channels else OF_KEYS if keys else set())
+        holds = kind in (nn.ModuleDict, nn.ModuleList, nn.Sequential) or (not own and [*module.parameters()])
+        fits = bool(holds) or kind in known or getattr(module, "works_on_parts", False)
+        remedy = "if it does, set its works_on_parts = True"
+        reason = f"({kind.__name__}) is not known to work on each feature by itself ({remedy})"
+    return "" if fits else f", and {name!r} between {reason}"
 
 
 def _check_ties(splits: Mapping[str, Split], modules: Mapping[str, nn.Module]) -> None:
@@ -156,10 +178,8 @@ def _check_ties(splits: Mapping[str, Split], modules: Mapping[str, nn.Module]) -
 
 def split_model(model: nn.Module, world: World, plan: PlanLike | str) -> nn.Module:
     """Split the layers of a model that `plan` names, and return it. Called by all ranks, with the same whole weights.
-
     Each rank then holds its part of their weights; the model takes the rank's own samples. Dropouts draw from (seed,
-    step, sample, layer). Raises UsageError for a plan that does not fit, before anything is changed.
-    """
+    step, sample, layer). Raises UsageError for a plan that does not fit, before anything is changed."""
     if split_of(model) is not None:
         raise UsageError("the model is split already: give the plan once")
     made = ModelSplit(check_plan(make_plan(plan), model, world.size), world)
@@ -170,6 +190,7 @@ def split_model(model: nn.Module, world: World, plan: PlanLike | str) -> nn.Modu
     use_sample_dropout(model, made.numbers)
     setattr(model, ATTRIBUTE, made)
     model.register_forward_pre_hook(_begin_pass)
+    model.register_forward_hook(_end_pass)
     return model
 
 
@@ -208,33 +229,35 @@ def agree_on_state(model: nn.Module, world: World) -> None:
     parts, split = named_parts(model), split_of(model)
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
-            alike = world
-            if split is not None and id(tensor) in parts:
-                alike = world.group_world(holders_of(split.groups[parts[id(tensor)][0].ranks]))
+            count = parts[id(tensor)][0].ranks if id(tensor) in parts else 1
+            alike = world.group_world(holders_of(split.groups[count])) if split and count > 1 else world
             alike.broadcast(distinct(tensor))
 
 
 def seed_dropout(model: nn.Module, seed: int, step: int, first: int | None = None) -> None:
     """Set the numbers that dropouts of a split model draw from, before a step; without it, steps are counted from 0.
-
     `first` is the number of this rank's first sample in the batch of all ranks; None where all shares are equal. A
     parallel model that "auto" has left whole stays as it is: its dropouts draw from PyTorch's generator. Raises
-    UsageError for a model that is not parallel.
-    """
-    if (split := split_of(model)) is None:
-        if reducer_of(model) is None:
-            raise UsageError("the model is neither split nor parallel: call unisono.parallel with a plan first")
-        return
-    split.numbers.seed, split.numbers.step, split.numbers.first, split.numbers.counts = seed, step, first, False
+    UsageError for a model that is not parallel."""
+    if split := split_of(model):
+        vars(split.numbers).update(seed=seed, step=step, ended=step, first=first, counts=False)
+    elif reducer_of(model) is None:
+        raise UsageError("the model is neither split nor parallel: call unisono.parallel with a plan first")
 
 
 def _begin_pass(model: nn.Module, _: object) -> None:
     """Begin a forward pass: in training a step, unless the program says which; one without gradients counts above."""
     for link in links_of(model):
-        link.gathered = None  # of a pass that has failed
+        link.gathered, link.exchanges = None, 0  # of a pass that has failed
     if (split := split_of(model)) and model.training and torch._C._current_graph_task_id() == -1:  # no recomputation
-        numbers, trains = split.numbers, torch.is_grad_enabled()
-        numbers.step = numbers.step % (1 << 32) + numbers.counts if trains else numbers.step + (1 << 32)
+        numbers, trains, step = split.numbers, torch.is_grad_enabled(), split.numbers.ended
+        numbers.step = step % (1 << 32) + numbers.counts if trains else step + (1 << 32)
+
+
+def _end_pass(model: nn.Module, *_: object) -> None:
+    """Count a forward pass. One that fails is not counted, so that ranks have equal steps behind it."""
+    if split := split_of(model):
+        split.numbers.ended = split.numbers.step
 
 
 def whole_state_dict(model: nn.Module) -> dict[str, Any]:
@@ -279,9 +302,7 @@ def _whole(model: nn.Module, state: dict[Any, Any], parameters: Mapping[Any, Ten
 
 def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
     """Scale the gradients so that the norm of all together is at most `max_norm`, and return the norm before.
-
-    For a user's own loop, after `backward()`, in place of `torch.nn.utils.clip_grad_norm_`. Called by all ranks.
-    """
+    For a user's own loop, after `backward()`, in place of `torch.nn.utils.clip_grad_norm_`. Called by all ranks."""
     split, parameters = split_of(model), list(model.parameters())
     if split is None:
         return float(nn.utils.clip_grad_norm_(parameters, max_norm))

@@ -19,13 +19,15 @@ from torch.utils.checkpoint import checkpoint
 import unisono
 from unisono.compute.convolution import plan_convolutions
 from unisono.compute.convolution_plan import ConvolutionPlan
-from unisono.errors import UsageError
+from unisono.errors import MismatchError, UsageError
 from unisono.optimizers import LAMB, LARS
 from unisono.optimizers.sharded import has_hooks
 from unisono.reducer import reducer_of
 from unisono.rules import BaseRule
 from unisono.schedules.pieces import bounds
 from unisono.step.overlaps import OVERLAPS
+from unisono.tensor_parallel.layers import use_sample_dropout
+from unisono.tensor_parallel.layouts import SampleNumbers
 from unisono.tensor_parallel.model import (
     clip_grad_norm,
     cut_optimizer_state,
@@ -275,6 +277,92 @@ def test_samples_of_split_layers_are_declared_before_the_first_pass(group: World
         unisono.add_samples(model, 3)
     with pytest.raises(UsageError, match=r"in place of synchronize call model\(inputs\[:0\]\)"):
         unisono.synchronize(model)
+
+
+def fails_once(layer: nn.Module, backward: bool = False) -> None:
+    """Make the next pass of a layer fail, before it begins."""
+
+    def fail(*_: object) -> None:
+        handle.remove()
+        raise ValueError("out of luck")
+
+    handle = layer.register_full_backward_pre_hook(fail) if backward else layer.register_forward_pre_hook(fail)
+
+
+@pytest.mark.parametrize(
+    ("place", "backward", "everywhere"),
+    [("10", False, True), ("12", False, True), ("12", True, True), ("0", False, False), ("6", False, False)],
+)
+def test_the_pass_after_a_failed_one_is_exact(group: World, place: str, backward: bool, everywhere: bool) -> None:
+    """On all ranks between the layers of a pair or behind it, and on one rank alone before its group has exchanged.
+    Forward passes that failed are no steps."""
+    case, mine = CASES["vgg"], slice(*bounds(SAMPLES, group.size, group.rank))
+    inputs, labels = batch(case, 0)
+    for size in sizes_of(group):
+        model = unisono.parallel(model_of(case), group, plan=with_sizes(case.plans["wide"], size))
+        for step in (2, 4) if backward else (1, 2):
+            unsplit = model_of(case)
+            use_sample_dropout(unsplit, SampleNumbers(step=step, first=0))
+            nn.functional.cross_entropy(unsplit(inputs), labels).backward()
+            if everywhere or group.rank == group.size - 1:
+                fails_once(model.get_submodule(place), backward)
+                with pytest.raises(ValueError, match="out of luck"):
+                    nn.functional.cross_entropy(model(inputs[mine]), labels[mine]).backward()
+            model.zero_grad()
+            nn.functional.cross_entropy(model(inputs[mine]), labels[mine]).backward()
+            for (name, parameter), other in zip(model.named_parameters(), unsplit.parameters(), strict=True):
+                part = getattr(model.get_submodule(name.rpartition(".")[0]), "parts", {}).get(name.rpartition(".")[2])
+                expected = other.grad if part is None else part.cut(other.grad)
+                torch.testing.assert_close(parameter.grad, expected, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_the_pass_after_a_failed_one_may_have_the_same_inputs_on_some_ranks_alone(group: World) -> None:
+    """What the failed pass has gathered of them is not taken: the other ranks gather anew."""
+    torch.manual_seed(0)
+    unsplit, inputs = nn.Sequential(nn.Linear(12, 12), nn.Dropout(), nn.Linear(12, 12)), torch.randn(group.size, 2, 12)
+    model = split_model(copy.deepcopy(unsplit), group, {"0": "column gives part", "2": "row takes part"})
+    use_sample_dropout(unsplit, SampleNumbers(step=1, first=0))
+    own = inputs[group.rank]
+    fails_once(model[1])
+    with pytest.raises(ValueError, match="out of luck"):
+        model(own)
+    outputs = model(own if group.rank == 0 else own.clone())
+    torch.testing.assert_close(outputs, unsplit(inputs.flatten(0, 1)).view(inputs.shape)[group.rank])
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_pass_that_fails_on_one_rank_between_layers_that_are_alike_is_an_error_of_all(
+    group: World, trains: bool
+) -> None:
+    """Their activations would be taken for each other's. The next pass is exact."""
+    torch.manual_seed(0)
+    unsplit = nn.Sequential(nn.Linear(12, 12), nn.Dropout(), nn.Linear(12, 12), nn.Dropout()).train(trains)
+    columns = dict.fromkeys("02", f"column {group.size}")
+    model, inputs = unisono.parallel(copy.deepcopy(unsplit), group, plan=columns), torch.randn(group.size, 2, 12)
+    use_sample_dropout(unsplit, SampleNumbers(step=int(trains), first=0))
+    own = inputs[group.rank]
+    if group.rank == 0:
+        fails_once(model[1])
+        with pytest.raises(ValueError, match="out of luck"):
+            model(own)
+    if group.size > 1:
+        with pytest.raises(MismatchError, match=r"a pass failed on some ranks of a group, now in exchanges \[1, 2"):
+            model(own)
+    torch.testing.assert_close(model(own), unsplit(inputs.flatten(0, 1)).view(inputs.shape)[group.rank])
+
+
+def test_a_pass_that_fails_on_one_rank_between_exchanges_is_an_error_of_all(world: World, differing: None) -> None:
+    """Its group waits for activations of that pass, and gets those of the next."""
+    if world.size > 1:
+        case, own = CASES["vgg"], World(world.comm.Dup(), world.placement, world.table)
+        model = unisono.parallel(model_of(case), own, plan=with_sizes(case.plans["wide"], own.size)).eval()
+        inputs = batch(case, 0)[0]
+        if own.rank == 0:
+            fails_once(model.get_submodule("10"))
+            with pytest.raises(ValueError, match="out of luck"):
+                model(inputs)
+        with pytest.raises(MismatchError):
+            model(inputs)
 
 
 @pytest.mark.parametrize("scale", ["mean", "sum"])

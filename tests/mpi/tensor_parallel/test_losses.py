@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
@@ -12,10 +13,16 @@ from torch import nn
 
 import unisono
 from unisono.optimizers import LAMB, LARS
+from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel.model import split_model, whole_optimizer_state, whole_state_dict
 from unisono.world import World
 
+Gradients = dict[str, torch.Tensor]
+
 STEPS = 6
+
+FOR_LONG = {("vgg", "wide"), ("alexnet", "wide"), ("cd_dnn", "pairs"), ("transformer", "block"), ("words", "rows")}
+"""Networks and plans that train for 50 steps: one of each kind."""
 
 
 def sizes_of(group: World) -> list[int]:
@@ -28,11 +35,12 @@ def test_split_networks_have_the_losses_of_whole_ones(group: World, name: str, p
     case = CASES[name]
     longer, _ = alone(case, 12)
     assert sum(longer[-4:]) < sum(longer[:4]), "a network that learns nothing is like any other"
-    expected, trained = alone(case, STEPS)
+    steps = 50 if (name, plan) in FOR_LONG else STEPS
+    expected, trained = alone(case, steps)
     for size in sizes_of(group):
         model = unisono.parallel(model_of(case), group, plan=with_sizes(case.plans[plan], size))
         optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
-        losses = train(model, optimizer, case, group, range(STEPS))
+        losses = train(model, optimizer, case, group, range(steps))
         assert losses == pytest.approx(expected, rel=1e-9), size
         full_state = whole_state_dict(model)
         for key, value in full_state.items():
@@ -47,6 +55,31 @@ def test_groups_across_nodes(spread: World) -> None:
         model = unisono.parallel(model_of(case), spread, plan=with_sizes(case.plans["chain"], size))
         optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
         assert train(model, optimizer, case, spread, range(steps)) == pytest.approx(expected, rel=1e-9), size
+
+
+def gradients_of(world: World, rule: unisono.BSP, plan: Mapping[str, str] | None) -> tuple[nn.Module, Gradients]:
+    """A network of float32, and the gradients of a batch of which each rank has its share, by their names."""
+    case, mine = CASES["vgg"], slice(*bounds(SAMPLES, world.size, world.rank))
+    model, (inputs, labels) = unisono.parallel(model_of(case).float().eval(), world, rule, plan=plan), batch(case, 0)
+    nn.functional.cross_entropy(model(inputs[mine].float()), labels[mine]).backward()
+    return model, {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def test_a_wire_rounds_gradients_beside_split_layers_as_without(spread: World) -> None:
+    """Two nodes exchange bfloat16: numbers of 8 bits, each rounded where it is sent, and its sum once more."""
+    rule = unisono.BSP(unisono.Exchange(wire="bfloat16"))
+    _, exact = gradients_of(spread, unisono.BSP(), None)
+    _, unsplit = gradients_of(spread, rule, None)
+    for size in sizes_of(spread):
+        model, gradients = gradients_of(spread, rule, with_sizes(CASES["vgg"].plans["wide"], size))
+        for name, gradient in gradients.items():
+            layer, _, parameter = name.rpartition(".")
+            part = getattr(model.get_submodule(layer), "parts", {}).get(parameter)
+            for other in (exact, unsplit):
+                expected = other[name] if part is None else part.cut(other[name])
+                torch.testing.assert_close(gradient, expected, rtol=0, atol=float(other[name].abs().max()) / 64)
+        off = float((gradients["0.weight"] - exact["0.weight"]).abs().max() / exact["0.weight"].abs().max())
+        assert (off > 2**-12) == (spread.nodes > 1), "what crosses nodes is rounded"
 
 
 @pytest.mark.parametrize(
