@@ -47,14 +47,14 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_286,
+    ".": 3_320,
     "asynchronous": 1_069,
     "bench": 1_540,
-    "cli": 2_423,
-    "collectives": 4_046,
+    "cli": 2_428,
+    "collectives": 4_049,
     "compute": 1_249,
-    "data": 6_438,
-    "elastic": 1_226,
+    "data": 6_445,
+    "elastic": 1_326,
     "engine": 583,
     "foresight": 798,
     "horovod": 995,
@@ -64,23 +64,23 @@ MAX_LINES = {
     "network": 1_730,
     "optimizers": 523,
     "papers": 655,
-    "plan": 3_530,
-    "reducer": 4_085,
+    "plan": 3_517,
+    "reducer": 4_231,
     "rules": 1_165,
     "schedules": 1_679,
     "step": 2_782,
-    "tensor_parallel": 1_025,
+    "tensor_parallel": 1_024,
     "testing": 1_658,
     "torch_backend": 2_041,
-    "training": 7_209,
-    "transports": 4_468,
+    "training": 7_322,
+    "transports": 4_469,
     "view": 980,
     "wires": 279,
 }
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
 else simpler; what has become smaller is entered here. The goal is 40,000 in 330 files."""
 
-MAX_FILES = 324
+MAX_FILES = 325
 
 FILES_OF_SPLIT_LAYERS = (
     *(SOURCE / "tensor_parallel").glob("*.py"),
@@ -96,7 +96,7 @@ SPLIT_LAYERS = {
 }
 """Definitions that only split layers use, beside FILES_OF_SPLIT_LAYERS: their planning."""
 
-MAX_LINES_OF_SPLIT_LAYERS = 1_499
+MAX_LINES_OF_SPLIT_LAYERS = 1_486
 """Lines of split layers with their planning."""
 
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
