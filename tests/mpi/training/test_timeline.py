@@ -54,7 +54,7 @@ def traced(group: World, content: dict[str, Any], folder: Path) -> dict[str, Any
 
 def test_a_run_on_a_pack_has_every_lane_and_its_prediction(group: World, packs: Path, tmp_path: Path) -> None:
     content = {
-        "data": {"pack": str(packs), "augment": "mirror", "threads": 2},
+        "data": {"pack": str(packs), "augment": "mirror", "threads": 1},
         "model": {"name": "small_convnet"},
         "rule": {"overlap": "chain"},
         "training": {"epochs": 3, "batch": 8, "checkpoint_every": 5},
