@@ -233,7 +233,7 @@ def test_a_run_on_hosts_takes_hosts_that_were_not_named_at_its_start(tmp_path: P
     with pytest.raises(
         UsageError, match=r"--hosts with 200 names is a request of .* bytes, and one has at most 4096: "
     ):
-        supervisor.join(tmp_path, 0, [f"node-{number:05d}.cluster.example" for number in range(200)])
+        supervisor.join(tmp_path, 0, [f"node-{host:05d}.cluster.example" for host in range(200)])
 
 
 @pytest.mark.parametrize(

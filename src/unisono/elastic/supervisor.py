@@ -392,7 +392,7 @@ def join(home: Path, ranks: int, hosts: Sequence[str] = ()) -> str:
             raise UsageError(
                 f"--hosts with {len(hosts)} names is {sizes}: name some now, and the others in a second call"
             )
-        if not witness.send(ElasticRun(home).address, request):
+        if not home.exists() or not witness.send(ElasticRun(home).address, request):
             start = shlex.join(["unisono", "train", "--elastic", "--resume", str(home)])
             raise LaunchError(f"no elastic run is active in {home} on this machine: {start} starts it")
         answer = json.loads(listener.report(REPLY_SECONDS) or "{}")
