@@ -56,8 +56,8 @@ class UserFunction:
     def source(self) -> Path | None:
         """Return the module's file, or the folder of its package; None without one. Does not import it."""
         spec = self._spec()[1]
-        origins = () if spec is None else spec.submodule_search_locations or (spec.origin or "",)
-        return next((Path(origin) for origin in origins if Path(origin).exists()), None)
+        origins = () if spec is None else spec.submodule_search_locations or (spec.origin,)
+        return next((Path(origin) for origin in origins if origin and Path(origin).exists()), None)
 
     def call(self, *arguments: object) -> Any:
         """Return the result of the function.

@@ -29,8 +29,8 @@ SOURCES = {".py", ".c", ".h"}
 @cache  # it is in each copy of a run's state
 def made_on() -> str:
     """Return the processor and its instructions, and the versions of PyTorch and Unisono."""
-    kernels, name = torch.backends.cpu.get_cpu_capability(), processor().name.replace(",", "")
-    return f"{name} ({kernels}), PyTorch {torch.__version__}, unisono {_version()}"
+    kernels = torch.backends.cpu.get_cpu_capability()
+    return f"{processor().name} ({kernels}), PyTorch {torch.__version__}, unisono {_version()}"
 
 
 def _version() -> str:
