@@ -47,7 +47,7 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_320,
+    ".": 3_336,
     "asynchronous": 1_069,
     "bench": 1_540,
     "cli": 2_428,
@@ -62,10 +62,10 @@ MAX_LINES = {
     "measure": 1_444,
     "models": 776,
     "network": 1_730,
-    "optimizers": 523,
+    "optimizers": 531,
     "papers": 655,
     "plan": 3_517,
-    "reducer": 4_231,
+    "reducer": 4_232,
     "rules": 1_165,
     "schedules": 1_679,
     "step": 2_782,

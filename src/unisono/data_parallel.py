@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import torch
 from torch.nn.parameter import is_lazy
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
 
 from unisono.device import device_of
 from unisono.errors import UsageError
@@ -271,11 +271,27 @@ def attach(
     _log_device(world, device)
     for link in links_of(model):
         link.weigh_by(reducer.loss_weight)
-    if links_of(model) and not is_checked:  # the program may make its optimizer later
-        eagerly = torch.compiler.disable(check_split_optimizer)  # type: ignore[no-untyped-call]  # a compiled step, too
-        hook = register_optimizer_step_pre_hook(StepCheck(eagerly, weakref.proxy(model)))
-        weakref.finalize(model, hook.remove).atexit = False
+    if links_of(model) and not is_checked:
+        _check_steps(model)
     return reducer
+
+
+def _check_steps(model: torch.nn.Module) -> None:
+    """Check each optimizer before its step, since the program may make its own later.
+
+    Checks of models that are gone are removed here, and not by the collector: it may run while PyTorch goes through all
+    hooks.
+    """
+    for key, hook in [*_global_optimizer_pre_hooks.items()]:
+        if isinstance(hook, StepCheck) and hook.args[0]() is None:
+            del _global_optimizer_pre_hooks[key]
+    eagerly = torch.compiler.disable(_check_step)  # type: ignore[no-untyped-call]  # a compiled step, too
+    register_optimizer_step_pre_hook(StepCheck(eagerly, weakref.ref(model)))
+
+
+def _check_step(model: weakref.ref[torch.nn.Module], optimizer: torch.optim.Optimizer, *_: object) -> None:
+    if (living := model()) is not None:
+        check_split_optimizer(living, optimizer)
 
 
 def _log_device(world: World, device: torch.device) -> None:

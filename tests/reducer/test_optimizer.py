@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from unisono.errors import UsageError
 from unisono.optimizers.layerwise import LAMB, LARS
+from unisono.optimizers.sharded import StepCheck
 from unisono.reducer.control import Agreement, ControlMessage
 from unisono.reducer.optimizer import BucketedOptimizer, SplitStep
 from unisono.reducer.replica import ModelReplica
@@ -307,6 +308,16 @@ def test_hooks_of_all_optimizers_see_one_step_of_all() -> None:
     finally:
         hooked.remove()
     assert seen == [1, 1], "once here, and once in the plain step beside it"
+
+
+def test_parts_do_not_go_through_hooks_which_another_thread_may_change() -> None:
+    pair, seen = Pair(torch.optim.SGD), list[int]()
+    checked = register_optimizer_step_pre_hook(StepCheck(lambda *_: seen.append(1)))
+    try:
+        assert not whole(pair)
+    finally:
+        checked.remove()
+    assert seen == [1], "in the plain step beside it"
 
 
 @pytest.mark.parametrize("register", ["register_step_pre_hook", "register_step_post_hook"])

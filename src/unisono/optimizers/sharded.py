@@ -18,7 +18,7 @@ memory; a complex element counts as two.
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from traceback import walk_stack
@@ -134,6 +134,16 @@ def part_of(optimizer: torch.optim.Optimizer, groups: Sequence[dict[str, Any]]) 
     return part
 
 
+def make_step(part: torch.optim.Optimizer) -> None:
+    """Make the step of a part, without hooks.
+
+    A thread of the engine makes it. PyTorch's own wrapper goes through the hooks of all optimizers, which it cannot do
+    while another thread adds or removes one.
+    """
+    step = type(part).step
+    (step.__wrapped__ if getattr(step, "hooked", False) else step)(part)  # type: ignore[attr-defined]
+
+
 def hooks_refused(optimizer: torch.optim.Optimizer) -> str:
     """Return the message about an optimizer with hooks."""
     return (
@@ -191,10 +201,8 @@ class ShardedStep:
             groups[self._group[segment.parameter]]["params"].append(weights)
             states[weights] = self._states.get(segment, {})
         part = part_of(self._optimizer, groups)
-        part._optimizer_step_pre_hooks = OrderedDict()  # those of the optimizer are for its own step
-        part._optimizer_step_post_hooks = OrderedDict()
         part.state = states
-        part.step()
+        make_step(part)
         for segment, weights, _ in known:
             weights.grad = None
             if states[weights]:

@@ -49,6 +49,7 @@ from unisono.optimizers.sharded import (
     hooks_refused,
     is_patched,
     join,
+    make_step,
     options_of,
     part_of,
 )
@@ -81,7 +82,7 @@ class SplitStep:
         updated = {id(self._parameters[index]) for index in parameters}
         parts = [[parameter for parameter in group["params"] if id(parameter) in updated] for group in self._groups]
         groups = [{**group, "params": part} for group, part in zip(self._groups, parts, strict=True)]
-        part_of(self._optimizer, groups).step()
+        make_step(part_of(self._optimizer, groups))
 
 
 class BucketedOptimizer:

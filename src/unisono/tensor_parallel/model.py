@@ -323,7 +323,7 @@ def refusal(rule: BaseRule, *optimizer: str) -> str:
     return f"{name} needs whole weights, not parts of split layers: use {sharded}SGD, Adam or AdamW, or no plan"
 
 
-def check_split_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, *_: object) -> None:
+def check_split_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raise UsageError for an optimizer that needs whole weights, where it has parts of some of a parallel model's."""
     names = (kind.__name__ for kind in type(optimizer).mro())
     reason = refusal(reducer.rule, *names) if (reducer := reducer_of(model)) else ""

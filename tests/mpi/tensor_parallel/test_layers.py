@@ -13,7 +13,7 @@ import torch
 from tests.mpi.tensor_parallel.networks import CASES, SAMPLES, Words, alone, batch, model_of, train, with_sizes
 from tests.mpi.tensor_parallel.test_losses import sizes_of
 from torch import nn
-from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 
 import unisono
@@ -482,6 +482,10 @@ class OwnLARS(LARS):
     """Optimizer of a program, by the name of its base."""
 
 
+def _collect(*_: object) -> None:
+    gc.collect()
+
+
 def test_an_optimizer_made_after_the_split_is_refused_in_its_step(group: World) -> None:
     """Where it needs whole weights, and has parts of some; other models' and other steps are as before."""
     others = set(_global_optimizer_pre_hooks)
@@ -500,8 +504,13 @@ def test_an_optimizer_made_after_the_split_is_refused_in_its_step(group: World) 
     assert not has_hooks(optimizer)
     torch.compile(optimizer.step, backend="eager")()
     assert not torch.equal(model[0].weight, before)
+    collecting = [register_optimizer_step_pre_hook(hook) for hook in (_collect, lambda *_: None)]
+    model.itself = [model]  # the collector alone frees it, while PyTorch goes through all hooks
     del model, optimizer
-    gc.collect()
+    LARS(other.parameters(), 0.1).step()
+    for handle in collecting:
+        handle.remove()
+    unisono.parallel(nn.Sequential(nn.Linear(12, 12, bias=False)), group, plan={"0": "column"})
     assert len(hooks) == (group.size > 1)
     assert hooks.isdisjoint(_global_optimizer_pre_hooks)
 

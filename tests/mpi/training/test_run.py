@@ -123,6 +123,7 @@ def test_a_run_whose_first_host_is_lost_goes_on_from_the_copy_of_the_second(
     recipe = replace(recipe, rule=replace(recipe.rule, name=name, options=options))
     train(recipe, on, TrainOptions(run, memory=memory))
     _, weights = outcome(run)
+    group.barrier()  # all have read it
 
     def lose() -> str:
         if group.size > 1:
