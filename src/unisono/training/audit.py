@@ -40,7 +40,6 @@ from unisono.training.chain import DIGEST_BYTES, StepHashes
 from unisono.training.trainer import Trainer
 from unisono.transports.exact import MODULUS, ExactSums, Gradients, Terms, checksum
 
-
 STEPS_DRAWN = 1 << 10
 """Steps whose random numbers are drawn at once."""
 
