@@ -115,10 +115,8 @@ def schedule_for(collective: str, nbytes: int, ranks: int, few_rounds: bool = Fa
         return "flat"
     if collective == "reduce" and nbytes * (ranks - 1) <= MAX_STAR_BYTES:
         return "tree/star"
-    if collective in ("broadcast", "reduce") and short:
-        return "tree/binary"
-    if collective == "allreduce" and short:
-        return "tree"
+    if short and collective in ("broadcast", "reduce", "allreduce"):
+        return "tree" if collective == "allreduce" else "tree/binary"
     splits = collective in ("broadcast", "reduce") or (collective == "allreduce" and not ranks & (ranks - 1))
     return "split_tree" if splits and nbytes <= MAX_SPLIT_BYTES else "circulant"
 
