@@ -6,6 +6,7 @@ which its streams run comes from a seed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +24,8 @@ from unisono.reducer.buffers import Buffers
 from unisono.rules import BSP, BaseRule, LocalSGD
 from unisono.world import World
 
-ORDERS = 20
+ORDERS = int(os.environ.get("ORDERS", "20"))
 """Seeds of orders, in which nothing may go wrong, and one at least does where a synchronization is missing."""
-
 
 Order = Callable[[int], torch.device]
 

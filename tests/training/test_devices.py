@@ -83,8 +83,10 @@ def test_a_run_has_the_numbers_of_one_on_the_processor(
     assert [score["loss"] for score in scores.values()] == [pytest.approx(scores[here, "cpu"]["loss"], rel=1e-12)] * 3
 
     Image.new("L", (8, 8), 90).save(tmp_path / "grey.png")
-    names = [in_process("predict", str(run), "grey.png").stdout for run in (here, there)]
-    assert names[0] == names[1] != ""
+    predicted = [json.loads(in_process("predict", str(run), "grey.png", "--json").stdout)[0] for run in (here, there)]
+    expected, actual = ({row["class"]: row["probability"] for row in each["classes"]} for each in predicted)
+    assert list(actual) == list(expected)
+    assert actual == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_resumed_run_draws_the_same_dropouts_on_it(

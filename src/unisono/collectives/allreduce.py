@@ -110,7 +110,7 @@ def _sums_what_it_sees(group: Group, tensor: torch.Tensor) -> bool:
 def _allreduce_of_device(group: Group, tensor: torch.Tensor, algorithm: str, wire: str | None, op: str) -> None:
     transports = device_transports(group, tensor.device)
     if transports.takes(tensor, op, algorithm):
-        backend_of(group, tensor.device, allreduce).allreduce(tensor, op, wire)
+        backend_of(group, tensor.device, allreduce).allreduce(tensor, op, wire, algorithm)
     elif is_direct(group, tensor, op, wire, algorithm):
         allreduce_direct(group, tensor, op, wire, algorithm)
     else:

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.call import call_of
+from unisono.collectives.checks import Checks
 from unisono.collectives.direct import MIN_DIRECT_BYTES, allreduce_direct, mpi_reports_support
 from unisono.collectives.group import Group
 from unisono.collectives.payload import flat_of, name_of, put_back
@@ -36,6 +37,7 @@ from unisono.mpi import MPI, allreduce_min
 from unisono.schedules.hierarchical import nodes_of
 from unisono.transports.arithmetic import HALF_DTYPES
 from unisono.transports.messages import SLEEP_AFTER_SECONDS_IN_LIBRARY, wait_until
+from unisono.wires import wire_of
 
 VARIABLE = "UNISONO_DEVICE_TRANSPORT"
 """Environment variable of rank 0: "staged", "direct" or the name of a backend; else what is tried and fastest."""
@@ -45,8 +47,8 @@ STAGED, DIRECT = "staged", "direct"
 PROBE_BYTES = 8 << 20
 """Bytes of the sum by which transports are tried."""
 
-HIERARCHICAL = "hierarchical"
-"""Schedule whose rounds a backend within nodes carries out; no other that is asked for by name."""
+HIERARCHICAL, LEADER = "hierarchical", "leader"
+"""Schedules whose rounds within nodes a backend carries out; no other that is asked for by name."""
 
 OPS = {"sum": "SUM", "product": "PRODUCT", "minimum": "MIN", "maximum": "MAX"}
 """PyTorch's names of the ops that backends of devices know."""
@@ -72,7 +74,7 @@ class Transports(NamedTuple):
 
     def takes(self, tensor: torch.Tensor, op: str, algorithm: str) -> bool:
         """Return True for an allreduce that goes through the backend."""
-        known = op in OPS and tensor.dtype in DTYPES and algorithm in (AUTO, HIERARCHICAL)
+        known = op in OPS and tensor.dtype in DTYPES and algorithm in (AUTO, HIERARCHICAL, LEADER)
         return known and bool(self.backend) and tensor.nbytes >= MIN_DIRECT_BYTES
 
     def __str__(self) -> str:
@@ -252,16 +254,18 @@ class NodeBackend:
         self._wait(self._backend.allreduce([tensor], _options(dist.AllreduceOptions(), "sum")))
         return "" if float(tensor) == node.size else f"a sum of {node.size} ones is {float(tensor)}"
 
-    def allreduce(self, tensor: torch.Tensor, op: str, wire: str | None) -> None:
+    def allreduce(self, tensor: torch.Tensor, op: str, wire: str | None, algorithm: str = AUTO) -> None:
         """Reduce `tensor` over all ranks by `op`, in place, with `wire` between the nodes."""
-        group, flat = self._group, flat_of(tensor)
-        options = ", ".join([f"{len(flat)} x {name_of(flat.dtype)}", op, *([] if wire is None else [f"wire {wire}"])])
-        call = call_of(f"allreduce({options}), of a device, by {self.name}")
+        group, flat, by_leaders = self._group, flat_of(tensor), algorithm == LEADER
+        with Checks(group, "allreduce"):
+            wire_of(wire, flat.dtype)  # raises for an unknown one, also where nothing is sent between nodes
+        options = [f"{len(flat)} x {name_of(flat.dtype)}", op, LEADER * by_leaders, wire and f"wire {wire}"]
+        call = call_of(f"allreduce({', '.join(filter(None, options))}), of a device, by {self.name}")
         with group.enter_call(call):
             group.check_same_call(call)
             with group.calls.enter(call.description):  # the watch observes it on one node, too
                 try:
-                    self._reduce(flat, op, wire)
+                    self._reduce(flat, op, wire, by_leaders)
                 except BaseException:  # whatever it is, the backend may still use the memory
                     group.broken = True
                     group.keep_alive(flat)
@@ -269,10 +273,15 @@ class NodeBackend:
                     raise
         put_back(tensor, flat)
 
-    def _reduce(self, flat: torch.Tensor, op: str, wire: str | None) -> None:
+    def _reduce(self, flat: torch.Tensor, op: str, wire: str | None, by_leaders: bool) -> None:
         wide = flat.float() if flat.dtype in HALF_DTYPES else flat
         if self._column is None:
             self._wait(self._backend.allreduce([wide], _options(dist.AllreduceOptions(), op)))
+        elif by_leaders:  # rank 0 of each node
+            self._wait(self._backend.reduce([wide], _options(dist.ReduceOptions(), op)))
+            if self._seat == 0:
+                self._allreduce(self._column, wide, AUTO, wire, op)
+            self._wait(self._backend.broadcast([wide], dist.BroadcastOptions()))
         else:
             ranks = len(self._group.node_ranks)
             spare = -len(wide) % ranks

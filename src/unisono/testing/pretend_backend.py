@@ -85,6 +85,16 @@ class PretendBackend(GroupBase):  # type: ignore[misc]
         """Reduce a tensor over all ranks, in place."""
         return self._begin(tensors[0], tensors[0], lambda parts: reduce(_OPS[opts.reduceOp.op], parts))
 
+    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> PretendWork:
+        """Reduce a tensor over all ranks, in place on the root."""
+        if self._rank == opts.rootRank:
+            return self.allreduce(tensors, opts)
+        return self._begin(tensors[0], tensors[0], lambda parts: parts[self._rank])
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> PretendWork:
+        """Copy the root's tensor to all ranks, in place."""
+        return self._begin(tensors[0], tensors[0], lambda parts: parts[opts.rootRank])
+
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> PretendWork:
         """Reduce a tensor over all ranks; rank r receives the r-th of its equal parts."""
 

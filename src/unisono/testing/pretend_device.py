@@ -283,6 +283,11 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
     return [torch.bfloat16, torch.float16]
 
 
+def manual_seed(seed: int) -> None:
+    """Seed the current device."""
+    GENERATORS[HERE.device].manual_seed(seed)
+
+
 def manual_seed_all(seed: int) -> None:
     """Seed all devices; torch.manual_seed does it."""
     for generator in GENERATORS:

@@ -5,6 +5,7 @@ The device pretends, and so does the backend, whose sums run late on a stream of
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,13 +18,13 @@ from unisono.collectives.allreduce import allreduce
 from unisono.collectives.device_transports import VARIABLE, NodeBackend, Transports, transports_of
 from unisono.collectives.direct import mpi_reports_support
 from unisono.collectives.group import Group
-from unisono.errors import MismatchError, StallError, UsageError
+from unisono.errors import MismatchError, StallError, UnisonoError, UsageError
 from unisono.placement import place
 from unisono.world import World
 
 NAME = "pretend_sums"
 
-ORDERS = 20
+ORDERS = int(os.environ.get("ORDERS", "20"))
 """Seeds of orders in which nothing may go wrong, of each of 3 sums."""
 
 
@@ -50,6 +51,9 @@ def on_nodes(world: World, nodes: int) -> World:
     return World(world.comm.Dup(), place([rank % nodes for rank in range(world.size)]), world.table)
 
 
+each_schedule = pytest.mark.parametrize("algorithm", ["auto", "leader"])
+
+
 @pytest.fixture(params=[1, 2])
 def these(request: pytest.FixtureRequest, world: World) -> Iterator[World]:
     """All ranks on one node, and on two where each has as many of several."""
@@ -67,8 +71,9 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return lengths
 
 
+@each_schedule
 def test_sums_by_the_backend_are_those_of_the_host(
-    these: World, asked: torch.device, monkeypatch: pytest.MonkeyPatch
+    these: World, asked: torch.device, monkeypatch: pytest.MonkeyPatch, algorithm: str
 ) -> None:
     """Of tensors that the device computes while the call begins, and that are read at once; also in parts of none."""
     lengths = spied(monkeypatch)
@@ -77,24 +82,26 @@ def test_sums_by_the_backend_are_those_of_the_host(
         for length in (1, 1001):
             here = (torch.arange(length) % 3 + these.rank % 2).to(dtype)
             there = here.to(asked).mul(2)
-            summed = these.allreduce(there, op=op).clone()
+            summed = these.allreduce(there, algorithm, op=op).clone()
             torch.testing.assert_close(summed.cpu(), these.allreduce(here.mul(2), op=op), rtol=0, atol=0)
     assert lengths[-8:] == [1, 1001] * 4
 
 
-def test_no_order_of_streams_is_wrong(these: World, asked: torch.device) -> None:
+@each_schedule
+def test_no_order_of_streams_is_wrong(these: World, asked: torch.device, algorithm: str) -> None:
     reseed = importlib.import_module("unisono.testing.pretend").reseed
     right = [these.allreduce(torch.arange(10.0).add(step + these.rank).double()) for step in range(3)]
     for seed in range(ORDERS):
         reseed(seed)
         for step in range(3):
             there = torch.arange(10.0).double().to(asked).add(step).add_(these.rank)
-            assert torch.equal(these.allreduce(there).mul(3).cpu(), right[step] * 3), f"seed {seed}, sum {step}"
+            assert torch.equal(these.allreduce(there, algorithm).mul(3).cpu(), right[step] * 3), f"{seed}, {step}"
 
 
+@each_schedule
 @pytest.mark.parametrize("removed", ["the wait for the backend", "the backend's for the program"])
 def test_a_missing_synchronization_gives_wrong_sums(
-    these: World, asked: torch.device, monkeypatch: pytest.MonkeyPatch, removed: str
+    these: World, asked: torch.device, monkeypatch: pytest.MonkeyPatch, removed: str, algorithm: str
 ) -> None:
     these.allreduce(torch.ones(4, device=asked))
     importlib.import_module("unisono.testing.pretend").reseed(None)  # what nobody waits for does not run
@@ -103,7 +110,7 @@ def test_a_missing_synchronization_gives_wrong_sums(
     else:
         stream = importlib.import_module("unisono.testing.pretend_device").Stream
         monkeypatch.setattr(stream, "wait_stream", lambda *_: None)
-    summed = these.allreduce(torch.ones(4, device=asked).mul(2)).cpu()
+    summed = these.allreduce(torch.ones(4, device=asked).mul(2), algorithm).cpu()
     assert summed.tolist() != [2.0 * these.size] * 4
     torch.get_device_module(asked).synchronize()
     these.barrier()
@@ -117,16 +124,35 @@ def test_what_the_backend_does_not_know_goes_another_way(
     these.allreduce(torch.ones(2, dtype=torch.int64, device=asked), op="or")
     these.allreduce(torch.ones(2, device=asked), "ring")
     del lengths[:]
-    assert these.allreduce(torch.ones(2, device=asked), "hierarchical").tolist() == [these.size] * 2
-    assert lengths == [2]
+    for name in ("hierarchical", "leader"):
+        assert these.allreduce(torch.ones(2, device=asked), name).tolist() == [these.size] * 2
+    assert lengths == [2, 2]
 
 
-def test_between_nodes_a_wire_is_used_and_within_them_none(these: World, asked: torch.device) -> None:
+def test_one_rank_of_a_node_is_its_leader(these: World, asked: torch.device) -> None:
+    """Which alone sums with other nodes."""
+    these.allreduce(torch.ones(4, device=asked), "leader")
+    backend, lengths = these._group.backends["pretend"], list[int]()
+    between = backend._allreduce
+    backend._allreduce = lambda *of: (lengths.append(len(of[1])), between(*of))[1]
+    these.allreduce(torch.ones(4, device=asked), "leader")
+    assert lengths == ([4] if these.nodes == 2 and these.rank < 2 else [])
+
+
+@each_schedule
+def test_a_wire_that_there_is_not_is_refused_on_all_ranks(these: World, asked: torch.device, algorithm: str) -> None:
+    with pytest.raises(UnisonoError, match="wire"):
+        these.allreduce(torch.ones(4, device=asked), algorithm, wire="float7")
+    assert these.allreduce(torch.ones(2, device=asked), algorithm).tolist() == [these.size] * 2
+
+
+@each_schedule
+def test_between_nodes_a_wire_is_used_and_within_them_none(these: World, asked: torch.device, algorithm: str) -> None:
     these.allreduce(torch.ones(2, device=asked))
     third = torch.full((64,), 1 / 3, device=asked)
     sums = [these.size // 2 / 3, these.size / 3] if these.nodes == 2 else [these.size / 3]
     rounded = torch.tensor(sums[0]).bfloat16().float().mul(these.nodes).bfloat16().float() if these.nodes == 2 else None
-    summed = these.allreduce(third, wire="bfloat16").cpu()
+    summed = these.allreduce(third, algorithm, wire="bfloat16").cpu()
     right = torch.full((64,), these.size / 3) if rounded is None else rounded.expand(64)
     torch.testing.assert_close(summed, right)
 
@@ -194,6 +220,12 @@ def test_mismatched_calls_are_reported(these: World, asked: torch.device) -> Non
         these.allreduce(torch.ones(5 + (these.rank == 1), device=asked))
 
 
+def test_mismatched_schedules_are_reported(these: World, asked: torch.device) -> None:
+    these.allreduce(torch.ones(4, device=asked))
+    with pytest.raises(MismatchError, match=f"leader.*of a device, by {NAME}"):
+        these.allreduce(torch.ones(4, device=asked), "leader" if these.rank == 1 else "auto")
+
+
 @pytest.mark.usefixtures("differing")
 def test_mismatched_first_calls_are_reported(world: World, asked: torch.device) -> None:
     """Before the transports are tried."""
@@ -205,20 +237,23 @@ def test_mismatched_first_calls_are_reported(world: World, asked: torch.device) 
     group.abandon()
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
 def test_a_wait_for_a_rank_that_is_not_in_the_backend_ends(
-    world: World, asked: torch.device, monkeypatch: pytest.MonkeyPatch
+    world: World, asked: torch.device, monkeypatch: pytest.MonkeyPatch, nodes: int
 ) -> None:
-    """As where it is dead: after the time-out of the job, and the rest of the program knows that the group is gone."""
-    if world.size == 1:
-        pytest.skip("needs two ranks")
-    group = Group(world.comm, world.placement, world.table, timeout=1.0)
-    allreduce(group, torch.ones(4, device=asked))
+    """As where it is dead: after the time-out of the job, and the rest of the program knows that the group is gone.
+
+    On two nodes it is a leader, for which the other leader and both other ranks wait."""
+    if world.size == 1 or (nodes == 2 and world.size != 4):
+        pytest.skip("needs two ranks on each node")
+    group = Group(world.comm, place([rank % nodes for rank in range(world.size)]), world.table, timeout=3.0)
+    allreduce(group, torch.ones(4, device=asked), "leader")
     if world.rank == 1:
         monkeypatch.setattr(NodeBackend, "_reduce", lambda *_: None)
-        allreduce(group, torch.ones(4, device=asked))
+        allreduce(group, torch.ones(4, device=asked), "leader")
     else:
         with pytest.raises(StallError):
-            allreduce(group, torch.ones(4, device=asked))
+            allreduce(group, torch.ones(4, device=asked), "leader")
         assert group.broken
     world.barrier()
     group.abandon()

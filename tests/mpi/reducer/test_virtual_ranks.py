@@ -369,8 +369,8 @@ def test_a_model_on_a_device_has_the_bits_of_one_on_the_host(
 
 
 def test_dropouts_on_a_device_follow_from_the_share(world: World, pretend: Callable[[int], torch.device]) -> None:
-    """And what is drawn there later does not."""
-    device = pretend(0)
+    """And what is drawn there later, or on another device, does not."""
+    device, other = pretend(0), torch.device("pretend:1")
     later, weights = [], []
     for ranks in (1, world.size):
         group = world.split(world.rank // ranks)
@@ -381,10 +381,10 @@ def test_dropouts_on_a_device_follow_from_the_share(world: World, pretend: Calla
         inputs = torch.arange(64 * 64.0).sin().view(64, 1, 8, 8)[mine.start : mine.stop]
         trainer.step(inputs, torch.arange(mine.start, mine.stop) % 10, 64)
         trainer.wait()
-        later.append(torch.rand(4, device=device).cpu())
+        later.append(torch.stack([torch.rand(4, device=place).cpu() for place in (device, other)]))
         weights.append(digest(model.cpu()))
         group.free()
     assert weights[0] == weights[1]
     torch.manual_seed(world.rank)
-    expected = torch.rand(4, device=device).cpu()
+    expected = torch.stack([torch.rand(4, device=place).cpu() for place in (device, other)])
     assert all(drawn.equal(expected) for drawn in later)

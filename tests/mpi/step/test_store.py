@@ -66,6 +66,22 @@ def test_gradients_of_a_device(world: World, device: torch.device, name: str) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_an_updater_of_values_on_a_device_has_those_of_the_host(world: World, device: torch.device, name: str) -> None:
+    def pulled(place: torch.device) -> torch.Tensor:
+        weight = value_of(world.rank, 1, 0).double().to(place).div(3)
+        with KVStore(world, name, updater=lambda _, total, stored: stored.sub_(total, alpha=0.1)) as store:
+            store.init(1, weight)
+            for step in range(3):
+                store.push(1, gradient := weight.mul(world.rank + step))
+                store.pull(1, weight)
+                store.wait(1)
+                del gradient
+        return weight.mul(2).cpu()
+
+    torch.testing.assert_close(pulled(device), pulled(torch.device("cpu")), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_gradients_that_become_ready_in_any_order(world: World, name: str) -> None:
     """Each rank computes its gradients on another thread, in an order of its own; updates follow on the same engine."""
     keys = range(len(SIZES))

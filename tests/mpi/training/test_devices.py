@@ -99,14 +99,16 @@ def metrics_of(run: Path) -> list[list[float]]:
 def test_a_run_an_evaluation_and_a_resumed_run_are_those_of_the_host(
     group: World, packs: Path, tmp_path: Path, place: torch.device
 ) -> None:
-    """Of a pack, on as many ranks. Steps are compared that a checkpoint of the device, or of the host, has begun."""
+    """Of a pack, on as many ranks, where each has a device also on its own. Steps are compared that a checkpoint of the
+    device, or of the host, has begun."""
     home, on, limit = (
         group.call_on_root(lambda: tmp_path),
         f"{place.type}:0",
         1e-12 if place.type == "pretend" else 1e-9,
     )
     where = {"here": "cpu", "there": on}
-    for name, device in where.items():
+    own = {"own": "auto"} if group.size <= torch.accelerator.device_count() else {}
+    for name, device in (where | own).items():
         train(recipe_on(device, packs), group, TrainOptions(home / name))
 
     def stop() -> None:
@@ -118,7 +120,7 @@ def test_a_run_an_evaluation_and_a_resumed_run_are_those_of_the_host(
     train(recipe_on(on, packs), group, TrainOptions(resume=home / "there, resumed"))
     train(recipe_on(on, packs), group, TrainOptions(resume=home / "here, resumed"))
     right, expected = load_newest(home / "here" / "checkpoints")[0], metrics_of(home / "here")
-    for name in ("there", "there, resumed", "here, resumed"):
+    for name in (*own, "there", "there, resumed", "here, resumed"):
         checkpoint = load_newest(home / name / "checkpoints")[0]
         assert checkpoint.step == right.step == 8
         torch.testing.assert_close(checkpoint.weights, right.weights, rtol=limit, atol=limit)
