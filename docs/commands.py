@@ -40,6 +40,7 @@ ELSEWHERE: Mapping[str, tuple[str, str]] = {
     "unisono train recipe.toml --elastic": ("tests/elastic/test_supervisor.py", '"--elastic"'),
     "unisono join": ("tests/elastic/test_supervisor.py", '"join"'),
     "unisono audit": ("tests/cli/test_audit.py", '"audit"'),
+    "unisono train RECIPE --set data.files=": ("tests/data/storage/test_files.py", 'storage="files"'),
     "unisono predict": ("tests/cli/test_predict.py", '"predict"'),
     "unisono lab": ("tests/cli/test_lab.py", '"lab"'),
     "unisono run --ranks 2 train_": ("tests/examples/test_frameworks.py", '"run", "--ranks", "2"'),

@@ -93,6 +93,8 @@ def parallel(
     Raises UsageError where ranks have other processors or versions; without virtual ranks, rank 0 warns.
     """
     chosen = BSP() if rule is None else rule
+    if not (isinstance(model, torch.nn.Module) and isinstance(world, World)):
+        raise UsageError(f"parallel(model, world) was given a {type(model).__name__} and a {type(world).__name__}")
     check_rule(chosen)
     sharded = chosen.traits.state is RankState.SHARDED
     _check_rule(model, chosen, optimizer)

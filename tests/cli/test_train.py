@@ -502,7 +502,7 @@ def test_a_finished_run_says_so_and_can_be_extended(
 ) -> None:
     shutil.copytree(ended[1], tmp_path / "mine")
     files = sorted(path.name for path in (tmp_path / "mine").iterdir())
-    line = "mine is finished, with training.epochs = 3; to train longer, add --set training.epochs=N, with N above 3"
+    line = "mine is finished, with 3 epochs; to train longer, add --set training.epochs=N, with N above 3"
     alone = in_process("train", "--resume", "mine")
     assert (alone.returncode, alone.stdout) == (0, f"{line}\n"), "without ranks"
     again = on_ranks("train", "cifar10", "--resume", "mine")

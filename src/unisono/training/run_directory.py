@@ -178,12 +178,11 @@ def is_finished(run: Path, epochs: int) -> bool:
 
 def report_if_finished(run: Path, recipe: Recipe) -> bool:
     """Return True where the run in `run` has all epochs of its recipe, and print a line that names what to set."""
-    epochs = recipe.training.epochs
-    if not is_finished(run, epochs):
+    if not is_finished(run, recipe.training.epochs):
         return False
+    epochs = read_metrics(run)[-1]["epoch"]
     print(
-        f"{run} is finished, with training.epochs = {epochs}; to train longer, add --set training.epochs=N, with N "
-        f"above {epochs}",
+        f"{run} is finished, with {epochs} epochs; to train longer, add --set training.epochs=N, with N above {epochs}",
         flush=True,
     )
     return True

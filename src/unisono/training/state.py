@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -34,6 +35,9 @@ from unisono.training.recipe import Recipe, user_functions
 from unisono.training.trainer import Trainer
 from unisono.uncaught import is_of_program
 from unisono.world import World
+
+LONGEST_REASON = 300
+"""Characters that are shown of why a state does not fit."""
 
 RANKS = "ranks"
 
@@ -186,7 +190,7 @@ def fitting(checkpoint: str, model: str = "model", remedy: str = "nothing was ch
     try:
         yield
     except (RuntimeError, ValueError, TypeError, LookupError) as error:  # a model's own set_extra_state may raise any
-        reason = " ".join(str(error).split())
+        reason = shorten(str(error), LONGEST_REASON, placeholder=" ...")  # PyTorch lists all entries
         raise CheckpointError(f"{checkpoint} does not fit the recipe's {model}: {reason}; {remedy}") from error
 
 

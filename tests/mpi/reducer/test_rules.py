@@ -201,6 +201,8 @@ def test_a_parameter_of_no_parallel_model_is_refused_in_the_step(world: World) -
 def test_slips_in_the_arguments(world: World) -> None:
     model: Any = network()
     optimizer = optimizer_of(model)
+    with pytest.raises(UsageError, match="was given a World and a "):
+        unisono.parallel(world, model)  # type: ignore[arg-type]
     for rule, message in (
         (optimizer, "the third argument is a SGD, .*: the optimizer is the fourth argument"),
         (LocalSGD, r"the third argument is the class LocalSGD, .*: pass a rule, as in unisono.LocalSGD\(every=16\)"),
