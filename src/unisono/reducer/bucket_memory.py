@@ -36,7 +36,8 @@ from typing import Any, NamedTuple
 import torch
 
 from unisono.device import CopyStreams, device_of, pieces_of, pinned, unpin
-from unisono.optimizers.layerwise import norm
+from unisono.engine.communicator_pool import ModelCollectives
+from unisono.optimizers.layerwise import ParameterStep, norm
 from unisono.optimizers.sharded import PlacedSegment, Segment, dense_strides, in_order, segments_of
 from unisono.placement import Partition, holders_of
 from unisono.plan.bucket_layout import BucketSlice, MemoryKind, memory_kinds, plan_memory, required_elements
@@ -475,6 +476,18 @@ class BucketMemory:
         """Return the weights of a segment, flat; they may be the parameter's memory, and are not to be changed."""
         weights = self.in_order(self.parameters[segment.parameter].detach(), segment.parameter)
         return weights[segment.first : segment.last]
+
+    def sum_norms(self, world: World | ModelCollectives, steps: Iterable[ParameterStep]) -> list[ParameterStep]:
+        """Return the steps of an optimizer with the norms of whole layers, of some of which this rank has measured a
+        part: squares are summed as in `norm_of_all`. Called by all ranks together."""
+        measured, indices = list(steps), {id(parameter): index for index, parameter in enumerate(self.parameters)}
+        squares = torch.zeros(len(indices), 2, dtype=torch.float64, device="cpu")
+        for step in measured:
+            if step.norms is not None and (index := indices.get(id(step.parameter))) is not None:
+                parts = torch.tensor(step.norms, dtype=torch.float64, device="cpu").square() * self.parts.of(index)
+                squares[index] = parts / world.size
+        norms = dict(zip(indices, map(tuple, world.allreduce(squares).sqrt().tolist()), strict=True))
+        return [step._replace(norms=step.norms and norms.get(id(step.parameter), step.norms)) for step in measured]
 
     def in_order(self, tensor: torch.Tensor, index: int) -> torch.Tensor:
         """Return the elements of a tensor like a parameter, flat, in the order of the parameter's memory."""

@@ -35,6 +35,7 @@ from unisono.device import check_not_captured
 from unisono.engine import OperationSpan, weakly
 from unisono.engine.communicator_pool import CommunicatorPool, ModelCollectives
 from unisono.errors import UnisonoError, UsageError
+from unisono.optimizers.layerwise import LayerwiseOptimizer
 from unisono.optimizers.sharded import ShardedStep, is_inner_step
 from unisono.reducer.accumulation import Accumulation
 from unisono.reducer.backward_pass import BackwardPass, PassRunner
@@ -306,6 +307,14 @@ class Reducer:
         before = eagerly(lambda stepped, *_: begin_step(stepped))
         after = eagerly(lambda stepped, *_: None if is_inner_step(stepped) else end_step())
         self._steps += [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
+
+    def complete_norms(self, optimizer: LayerwiseOptimizer) -> None:
+        """Let the next step of an optimizer of a user's own loop, if it has parts of layers, have the norms of whole
+        ones: all ranks make it together."""
+        split = {id(each) for index, each in enumerate(self.parameters) if self.memory.parts.of(index) > 1}
+        held = any(id(parameter) in split for group in optimizer.param_groups for parameter in group["params"])
+        if held and self._step is None and self.sharded is None:
+            optimizer.sums = {**optimizer.sums, self: partial(self.memory.sum_norms, self.programs.collectives)}
 
     def begin_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Keep the weights that the ranks have in common, before this rank's step changes its own: it may be the first

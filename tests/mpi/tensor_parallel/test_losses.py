@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from itertools import product
 from typing import Any
 
@@ -14,7 +15,13 @@ from torch import nn
 import unisono
 from unisono.optimizers import LAMB, LARS
 from unisono.schedules.pieces import bounds
-from unisono.tensor_parallel.model import split_model, whole_optimizer_state, whole_state_dict
+from unisono.tensor_parallel.model import (
+    clip_grad_norm,
+    seed_dropout,
+    split_model,
+    whole_optimizer_state,
+    whole_state_dict,
+)
 from unisono.world import World
 
 Gradients = dict[str, torch.Tensor]
@@ -114,6 +121,71 @@ def test_sharded_updates_of_split_layers(group: World, make: type[torch.optim.Op
             assert state["state"].keys() == serials.keys()
             for index, entries in state["state"].items():
                 torch.testing.assert_close(entries, serials[index], rtol=1e-8, atol=1e-12)
+    own_world.free()
+
+
+def accumulated(
+    model: nn.Module, optimizer: torch.optim.Optimizer, case: Case, world: World, steps: range
+) -> list[float]:
+    """Train on two batches in each step, with clipping. Return the norms before it."""
+    norms, mine = [], slice(*bounds(SAMPLES, world.size, world.rank))
+    for step in steps:
+        optimizer.zero_grad()
+        for sums, number in ((False, step), (True, step + 1)):
+            inputs, labels = batch(case, number)
+            seed_dropout(model, 7, number, mine.start)
+            with nullcontext() if sums else unisono.no_sync(model):
+                nn.functional.cross_entropy(model(inputs[mine]), labels[mine]).backward()
+        norms.append(clip_grad_norm(model, 0.5))
+        optimizer.step()
+    return norms
+
+
+@pytest.mark.parametrize(("make", "rate"), [(LARS, 20.0), (LAMB, 0.01)])
+@pytest.mark.parametrize(("name", "plan"), [("vgg", "wide"), ("words", "rows")])
+def test_layerwise_updates_of_split_layers(
+    group: World, make: type[LARS] | type[LAMB], rate: float, name: str, plan: str
+) -> None:
+    """LARS and LAMB have the norms of whole layers in a loop of one's own: 50 steps, half of them by an optimizer that
+    was made before the split, which has passed its state to one that was made behind it."""
+    case, own_world = CASES[name], group.split(group.rank)
+    unsplit = unisono.parallel(split_model(model_of(case), own_world, {}), own_world)
+    serial = make(unsplit.parameters(), rate, weight_decay=1e-3)
+    expected = accumulated(unsplit, serial, case, own_world, range(50))
+    assert sum(expected[-4:]) < sum(expected[:4]), "a network that learns nothing is like any other"
+    for size in sizes_of(group):
+        model = model_of(case)
+        before = make(model.parameters(), rate, weight_decay=1e-3)
+        unisono.parallel(model, group, unisono.BSP(), before, plan=with_sizes(case.plans[plan], size))
+        norms = accumulated(model, before, case, group, range(25))
+        behind = make(model.parameters(), 1.0)
+        behind.load_state_dict(before.state_dict())
+        norms += accumulated(model, behind, case, group, range(25, 50))
+        assert norms == pytest.approx(expected, rel=1e-9), size
+        weights, state = whole_state_dict(model), whole_optimizer_state(model, behind)
+        if group.rank == 0:
+            torch.testing.assert_close(weights, {**unsplit.state_dict()}, rtol=1e-8, atol=1e-9)
+            for index, entries in state["state"].items():
+                torch.testing.assert_close(entries, serial.state_dict()["state"][index], rtol=1e-8, atol=1e-9)
+    own_world.free()
+
+
+def test_one_layerwise_optimizer_of_two_split_models(group: World) -> None:
+    """Each has groups of its own; a layer of no parallel model has its own norms."""
+    own_world, trained = group.split(group.rank), []
+    for world, size in ((own_world, 1), (group, group.size)):
+        torch.manual_seed(0)
+        first, second, other = (nn.Linear(12, 12).double() for _ in range(3))
+        for model, how in ((first, "column"), (second, "row")):
+            unisono.parallel(nn.Sequential(model), world, plan={"0": f"{how} {size}"})
+        optimizer = LARS([*first.parameters(), *second.parameters(), *other.parameters()], 50.0)
+        for _ in range(3):
+            optimizer.zero_grad()
+            inputs = torch.eye(12, dtype=torch.float64)
+            (second(first(inputs)).square().mean() + other(inputs).square().mean()).backward()
+            optimizer.step()
+        trained.append((first(inputs), second(inputs), other(inputs)))
+    torch.testing.assert_close(trained[0], trained[1], rtol=1e-9, atol=1e-12)
     own_world.free()
 
 
