@@ -176,9 +176,9 @@ def test_one_layerwise_optimizer_of_two_split_models(group: World) -> None:
     own_world, trained = group.split(group.rank), []
     for world, size in ((own_world, 1), (group, group.size)):
         torch.manual_seed(0)
-        first, second, other = (nn.Linear(12, 12).double() for _ in range(3))
+        first, second, other = (nn.Sequential(nn.Linear(12, 12)).double() for _ in range(3))
         for model, how in ((first, "column"), (second, "row")):
-            unisono.parallel(nn.Sequential(model), world, plan={"0": f"{how} {size}"})
+            unisono.parallel(model, world, plan={"0": f"{how} {size}"})
         optimizer = LARS([*first.parameters(), *second.parameters(), *other.parameters()], 50.0)
         for _ in range(3):
             optimizer.zero_grad()
