@@ -133,7 +133,7 @@ def test_a_table_of_an_older_release_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"flat"', '"flut"', "row 0: unknown algorithm 'flut'; there are library, tree, tree/binary, halving, "),
+        ('"flat"', '"flut"', "row 0: unknown algorithm 'flut'; there are library, tree, tree/binary, tree/star, "),
         (
             'algorithm = "flat"',
             'algorithm = "library"',

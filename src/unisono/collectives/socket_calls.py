@@ -57,6 +57,9 @@ PIECES_PER_RANK, MAX_PIECES, MIN_PIECE_BYTES = 16, 256, 8 << 10
 MAX_TREE_BYTES = 2 << 10
 """Largest payload in bytes whose time is that of its messages, not that of its bytes."""
 
+MAX_STAR_BYTES = 512
+"""Most bytes that the root of a reduction receives from all others at once: then no rank but the root waits."""
+
 MAX_SPLIT_BYTES = 4 << 10
 """Largest payload in bytes that goes by a split tree: half of the messages of a circulant, and some more bytes."""
 
@@ -97,7 +100,7 @@ def schedule_for(collective: str, nbytes: int, ranks: int, few_rounds: bool = Fa
     `few_rounds`: or few rounds, since each costs more than some messages. A barrier is an allreduce of 0 bytes.
 
     >>> schedule_for("allreduce", 4, 8), schedule_for("reduce", 4, 8), schedule_for("all_gather", 4, 8)
-    ('tree', 'tree/binary', 'circulant')
+    ('tree', 'tree/star', 'circulant')
     >>> schedule_for("broadcast", 4096, 6), schedule_for("allreduce", 4096, 8), schedule_for("allreduce", 4096, 6)
     ('split_tree', 'split_tree', 'circulant')
     >>> schedule_for("allreduce", 4, 8, few_rounds=True), schedule_for("all_to_all", 32, 8, few_rounds=True)
@@ -110,10 +113,10 @@ def schedule_for(collective: str, nbytes: int, ranks: int, few_rounds: bool = Fa
         return CHAIN
     if collective == "allreduce" and few_rounds and nbytes * (ranks - 1) <= MAX_FLAT_BYTES:
         return "flat"
-    if collective in ("broadcast", "reduce") and short:
-        return "tree/binary"
-    if collective == "allreduce" and short:
-        return "tree"
+    if collective == "reduce" and nbytes * (ranks - 1) <= MAX_STAR_BYTES:
+        return "tree/star"
+    if short and collective in ("broadcast", "reduce", "allreduce"):
+        return "tree" if collective == "allreduce" else "tree/binary"
     splits = collective in ("broadcast", "reduce") or (collective == "allreduce" and not ranks & (ranks - 1))
     return "split_tree" if splits and nbytes <= MAX_SPLIT_BYTES else "circulant"
 

@@ -79,8 +79,8 @@ def reduce(rank: int, ranks: int) -> Program:
 
 def _links(rank: int, ranks: int) -> tuple[int | None, list[int]]:
     """Return a rank's parent and children, which are even or odd as it is."""
-    place, places = rank // 2, (ranks + 1 - rank % 2) // 2
-    below = [2 * child + rank % 2 for child in children(place, places)]
+    place, count = rank // 2, (ranks + 1 - rank % 2) // 2
+    below = [2 * child + rank % 2 for child in children(place, count)]
     return 2 * parent(place) + rank % 2 if place else None, below
 
 

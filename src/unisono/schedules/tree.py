@@ -20,7 +20,8 @@ with the most ranks below it first.
 Source: Thakur, Rabenseifner and Gropp, 2005.
 
 `tree/binary` gives a rank two children at most, each with half of the positions below it: no more steps on 8 ranks, and
-a link carries 2n at most. Calls one after another take as long as the busiest link.
+a link carries 2n at most. Calls one after another take as long as the busiest link. In `tree/star` all are children of
+the root: one step up or down, and n(p-1) bytes on its link.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from unisono.placement import Placement
 from unisono.schedules.numbering import locality_order, renumber
 from unisono.schedules.schedule import Family, Lane, Program, add, receive, send
 
-VARIANTS = ("binary",)
+VARIANTS = ("binary", "star")
 
 Links = Callable[[int, int], tuple[int | None, list[int]]]
 """Function (position, positions) that returns the parent, None for position 0, and the children."""
@@ -38,7 +39,7 @@ Links = Callable[[int, int], tuple[int | None, list[int]]]
 
 def family(placement: Placement, variant: str) -> Family:
     """Return the tree with near ranks below each other, so that few messages leave a node and a supernode."""
-    order, links = locality_order(placement), _halves if variant else _binomial
+    order, links = locality_order(placement), {"": _binomial, "binary": _halves, "star": _star}[variant]
     allreduce, *one_way = (renumber(partial(make, links=links), order) for make in (tree, broadcast, reduce))
     return Family(allreduce, None, None, *one_way)
 
@@ -50,6 +51,10 @@ def worth(_: str, __: Placement, variant: str) -> bool:
 
 def _binomial(position: int, positions: int) -> tuple[int | None, list[int]]:
     return parent(position) if position else None, children(position, positions)
+
+
+def _star(position: int, positions: int) -> tuple[int | None, list[int]]:
+    return (0, []) if position else (None, [*range(1, positions)])
 
 
 def _halves(position: int, positions: int) -> tuple[int | None, list[int]]:

@@ -206,7 +206,7 @@ def test_all_to_all(world: World, spread: World, algorithm: str) -> None:
                 assert torch.equal(these.all_to_all(mine, algorithm), expected)
                 assert these.all_to_all(mine, algorithm, out := torch.empty_like(mine)) is out
                 assert torch.equal(out, expected)
-    with pytest.raises(TensorError, match="x torch.float32, does not fit"):
+    with pytest.raises(TensorError, match=r"x torch\.float32, does not fit"):
         world.all_to_all(torch.zeros(4 * world.size), out=torch.zeros(4 * world.size - 1))
     if world.size > 1:
         with pytest.raises(TensorError, match="not divisible by"):
