@@ -37,6 +37,7 @@ from unisono.tensor_parallel.model import (
     agree_on_state,
     check_split_optimizer,
     cut_optimizer_state,
+    has_parts,
     links_of,
     parameter_parts,
     refusal,
@@ -291,10 +292,11 @@ def _check_steps(model: torch.nn.Module) -> None:
 
 
 def _check_step(model: weakref.ref[torch.nn.Module], optimizer: torch.optim.Optimizer, *_: object) -> None:
-    if (living := model()) is not None:
-        check_split_optimizer(living, optimizer)
-        if isinstance(optimizer, LayerwiseOptimizer) and (reducer := reducer_of(living)) is not None:
-            reducer.complete_norms(optimizer)
+    if (living := model()) is None or (reducer := reducer_of(living)) is None:
+        return
+    check_split_optimizer(living, optimizer)
+    if isinstance(optimizer, LayerwiseOptimizer) and has_parts(living, optimizer):
+        reducer.complete_norms(optimizer)
 
 
 def _log_device(world: World, device: torch.device) -> None:

@@ -83,9 +83,9 @@ class LayerwiseOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update all parameters that have a gradient. Return the loss of `closure`, which computes them, if given."""
+        sums, self.sums = self.sums, {}  # first: a closure may raise
         loss = None if closure is None else torch.enable_grad()(closure)()
         steps: Iterable[ParameterStep] = self._measured()
-        sums, self.sums = self.sums, {}
         for sum_norms in sums.values():
             steps = sum_norms(steps)
         for parameter, direction, group, norms in steps:

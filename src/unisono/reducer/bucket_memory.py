@@ -29,7 +29,7 @@ import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -479,15 +479,14 @@ class BucketMemory:
 
     def sum_norms(self, world: World | ModelCollectives, steps: Iterable[ParameterStep]) -> list[ParameterStep]:
         """Return the steps of an optimizer with the norms of whole layers, of some of which this rank has measured a
-        part: squares are summed as in `norm_of_all`. Called by all ranks together."""
-        measured, indices = list(steps), {id(parameter): index for index, parameter in enumerate(self.parameters)}
-        squares = torch.zeros(len(indices), 2, dtype=torch.float64, device="cpu")
-        for step in measured:
-            if step.norms is not None and (index := indices.get(id(step.parameter))) is not None:
-                parts = torch.tensor(step.norms, dtype=torch.float64, device="cpu").square() * self.parts.of(index)
-                squares[index] = parts / world.size
-        norms = dict(zip(indices, map(tuple, world.allreduce(squares).sqrt().tolist()), strict=True))
-        return [step._replace(norms=step.norms and norms.get(id(step.parameter), step.norms)) for step in measured]
+        part: squares are summed as in `norm_of_all`. Called by all ranks together, with as many layers each."""
+        measured, on_host = list(steps), partial(torch.tensor, dtype=torch.float64, device="cpu")
+        parts = {id(parameter): self.parts.of(index) for index, parameter in enumerate(self.parameters)}
+        layers = [step for step in measured if step.norms is not None and id(step.parameter) in parts]
+        shares = on_host([[parts[id(step.parameter)]] for step in layers]) / world.size
+        squares = world.allreduce(on_host([step.norms for step in layers]).square() * shares)
+        norms = {id(step.parameter): (w, d) for step, (w, d) in zip(layers, squares.sqrt().tolist(), strict=True)}
+        return [step._replace(norms=norms.get(id(step.parameter), step.norms)) for step in measured]
 
     def in_order(self, tensor: torch.Tensor, index: int) -> torch.Tensor:
         """Return the elements of a tensor like a parameter, flat, in the order of the parameter's memory."""

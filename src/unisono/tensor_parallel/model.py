@@ -16,6 +16,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -36,8 +37,8 @@ ATTRIBUTE = "_unisono_split"
 """Attribute of a model that holds its ModelSplit."""
 
 NEEDS_WHOLE = ("LARS", "LAMB", "ADAFACTOR", "LBFGS", "MUON")
-"""Optimizers whose step of an element depends on all elements of its parameter. Those of `unisono.optimizers` sum the
-norms of parts."""
+"""Optimizers whose step of an element depends on all elements of its parameter; that of a LayerwiseOptimizer sums norms
+of parts."""
 
 ELEMENTWISE = {
     *(nn.CELU, nn.Dropout, nn.ELU, nn.GELU, nn.Hardshrink, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.Identity),
@@ -312,18 +313,24 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
 
 def refusal(rule: BaseRule, optimizer: type = object) -> str:
     """Return why a rule, or an optimizer of this class, takes no split layers, with the remedy; empty if both do."""
-    name = next((kind.__name__ for kind in optimizer.mro() if kind.__name__.upper() in NEEDS_WHOLE), "")
+    needs_whole = any(kind.__name__.upper() in NEEDS_WHOLE for kind in optimizer.mro())
+    sums_norms = issubclass(optimizer, LayerwiseOptimizer) and unwrap(optimizer.step) is unwrap(LayerwiseOptimizer.step)
     if not rule.traits.groups:
         return f"{type(rule).__name__} does not take split layers: use BSP or Sharded, or no plan"
-    if not name or issubclass(optimizer, LayerwiseOptimizer):
+    if not needs_whole or sums_norms:
         return ""
     fits = "SGD, Adam, AdamW, or LARS or LAMB of unisono.optimizers"
-    return f"{name} needs whole weights, not parts of split layers: use {fits}, or no plan"
+    return f"{optimizer.__name__} needs whole weights, not parts of split layers: use {fits}, or no plan"
 
 
 def check_split_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raise UsageError for an optimizer that needs whole weights, where it has parts of some of a parallel model's."""
     reason = refusal(reducer.rule, type(optimizer)) if (reducer := reducer_of(model)) else ""
-    held = (id(parameter) for group in optimizer.param_groups for parameter in group["params"])
-    if reason and not named_parts(model).keys().isdisjoint(held):
+    if reason and has_parts(model, optimizer):
         raise UsageError(reason)
+
+
+def has_parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
+    """Return True for an optimizer that has parts of some weights of a model."""
+    held = (id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+    return not named_parts(model).keys().isdisjoint(held)

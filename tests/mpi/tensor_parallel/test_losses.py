@@ -13,6 +13,7 @@ from tests.mpi.tensor_parallel.networks import CASES, SAMPLES, Case, alone, batc
 from torch import nn
 
 import unisono
+from unisono.errors import OperationError
 from unisono.optimizers import LAMB, LARS
 from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel.model import (
@@ -188,6 +189,19 @@ def test_one_layerwise_optimizer_of_two_split_models(group: World) -> None:
         trained.append((first(inputs), second(inputs), other(inputs)))
     torch.testing.assert_close(trained[0], trained[1], rtol=1e-9, atol=1e-12)
     own_world.free()
+
+
+def test_a_rank_that_lacks_the_gradient_of_a_part_is_reported(group: World) -> None:
+    """The norm of the whole layer would lack that part."""
+    own = group.dup()
+    model = unisono.parallel(nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 12)), own, plan={"0": "column"})
+    optimizer = LARS(model.parameters(), 0.1)
+    model(torch.ones(2, 12)).sum().backward()
+    if group.rank == 0:
+        model[0].weight.grad = None
+    if group.size > 1:
+        with pytest.raises(OperationError, match=r"allreduce\([24] x float64.* but rank"):
+            optimizer.step()
 
 
 def test_an_unsplit_layer_computes_own_samples_and_a_split_one_those_of_its_group(group: World) -> None:
