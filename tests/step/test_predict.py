@@ -237,14 +237,14 @@ def test_norms_of_split_layers_take_a_latency(deferred: bool) -> None:
     """The whole step waits for them, as for the norm that gradients are clipped by; whole layers need none."""
     sent = [Bucket(6, (1,), groups=((0, 2), (1, 3))), Bucket(1, (0,))]
     split = replace(layout_of(TWO, sent, deferred, 4), clip=1.0)
-    whole = replace(split, buckets=tuple(bucket._replace(groups=()) for bucket in sent))
+    unsplit = replace(split, buckets=tuple(bucket._replace(groups=()) for bucket in sent))
 
     def predicted(layout: Layout) -> Prediction:
         return predict(BSP(overlap="chain"), Costs(layout, replace(TWO, update=0.5), Cost(0.25, 0.0)))
 
     without, norms = predicted(split), predicted(replace(split, layer_norms=True))
     assert norms.step == without.step + 0.25
-    assert predicted(replace(whole, layer_norms=True)) == predicted(whole)
+    assert predicted(replace(unsplit, layer_norms=True)) == predicted(unsplit)
 
 
 @given(cases(), costs, st.sampled_from(NAMES), st.booleans())

@@ -13,7 +13,7 @@ from tests.mpi.tensor_parallel.networks import CASES, SAMPLES, Case, alone, batc
 from torch import nn
 
 import unisono
-from unisono.errors import OperationError
+from unisono.errors import MismatchError
 from unisono.optimizers import LAMB, LARS
 from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel.model import (
@@ -132,9 +132,9 @@ def accumulated(
     numbers, mine = [], slice(*bounds(SAMPLES, world.size, world.rank))
     for step in steps:
         optimizer.zero_grad()
-        for sums, number in ((False, step), (True, step + 1)):
-            inputs, labels = batch(case, number)
-            seed_dropout(model, 7, number, mine.start)
+        for sums, drawn in ((False, step), (True, step + 1)):
+            inputs, labels = batch(case, drawn)
+            seed_dropout(model, 7, drawn, mine.start)
             with nullcontext() if sums else unisono.no_sync(model):
                 loss = nn.functional.cross_entropy(model(inputs[mine]), labels[mine])
                 loss.backward()
@@ -200,7 +200,7 @@ def test_a_rank_that_lacks_the_gradient_of_a_part_is_reported(group: World) -> N
     if group.rank == 0:
         model[0].weight.grad = None
     if group.size > 1:
-        with pytest.raises(OperationError, match=r"allreduce\([24] x float64.* but rank"):
+        with pytest.raises(MismatchError, match=r"allreduce\([24] x float64.* but rank"):
             optimizer.step()
 
 
