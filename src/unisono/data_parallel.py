@@ -295,7 +295,7 @@ def _check_step(model: weakref.ref[torch.nn.Module], optimizer: torch.optim.Opti
     if (living := model()) is None or (reducer := reducer_of(living)) is None:
         return
     check_split_optimizer(living, optimizer)
-    if isinstance(optimizer, LayerwiseOptimizer) and has_parts(living, optimizer):
+    if isinstance(optimizer, LayerwiseOptimizer) and has_parts(reducer, optimizer):
         reducer.complete_norms(optimizer)
 
 

@@ -28,6 +28,7 @@ from unisono.placement import holders_of, model_groups
 from unisono.plan.layer_plan import DROPOUT, PART, ParallelPlan, PlanLike, Split, make_plan
 from unisono.reducer.bucket_memory import UNSPLIT, ParameterParts, distinct, norm_of_all
 from unisono.reducer.hooks import reducer_of
+from unisono.reducer.reducer import Reducer
 from unisono.rules import BaseRule
 from unisono.tensor_parallel.layers import KINDS, ParallelLayer, WeightPart, become, parts_of, use_sample_dropout
 from unisono.tensor_parallel.layouts import GroupLink, SampleNumbers, exchange
@@ -325,12 +326,15 @@ def refusal(rule: BaseRule, optimizer: type = object) -> str:
 
 def check_split_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raise UsageError for an optimizer that needs whole weights, where it has parts of some of a parallel model's."""
-    reason = refusal(reducer.rule, type(optimizer)) if (reducer := reducer_of(model)) else ""
-    if reason and has_parts(model, optimizer):
+    reducer = reducer_of(model)
+    reason = refusal(reducer.rule, type(optimizer)) if reducer is not None and has_parts(reducer, optimizer) else ""
+    if reason:
         raise UsageError(reason)
 
 
-def has_parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
-    """Return True for an optimizer that has parts of some weights of a model."""
-    held = (id(parameter) for group in optimizer.param_groups for parameter in group["params"])
-    return not named_parts(model).keys().isdisjoint(held)
+def has_parts(reducer: Reducer, optimizer: torch.optim.Optimizer) -> bool:
+    """Return True for an optimizer that has parts of some weights of a model. Modules are not asked for them: a read
+    waits for the update within which a step asks."""
+    parts = reducer.memory.parts
+    split = {id(parameter) for index, parameter in enumerate(reducer.parameters) if parts.of(index) > 1}
+    return any(id(parameter) in split for group in optimizer.param_groups for parameter in group["params"])
