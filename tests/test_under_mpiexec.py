@@ -139,7 +139,7 @@ LEFT_OUT: dict[int, tuple[str, ...]] = {
         "tensor_parallel/test_choose_plan.py::test_layers_of_a_device_are_timed_there_and_trained_as_on_the_host",
         "tensor_parallel/test_losses.py::test_batch_norm_beside_split_layers",
         "tensor_parallel/test_losses.py::test_uneven_and_empty_shares",
-        "tensor_parallel/test_runs.py::test_a_rule_and_an_optimizer_that_need_whole_weights_split_nothing",
+        "tensor_parallel/test_runs.py::test_a_rule_that_needs_whole_weights_splits_nothing",
         "tensor_parallel/test_runs.py::test_a_run_says_where_samples_are_gathered_and_scattered",
         "tensor_parallel/test_runs.py::test_a_run_with_layers_by_prediction_follows_the_path_of_whole_ones",
         "torch_backend",

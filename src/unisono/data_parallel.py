@@ -21,6 +21,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimize
 
 from unisono.device import device_of
 from unisono.errors import UsageError
+from unisono.optimizers.layerwise import LayerwiseOptimizer
 from unisono.optimizers.sharded import StepCheck, check_optimizer
 from unisono.plan.layer_plan import AUTO, ParallelPlan, PlanLike
 from unisono.processor import HOST
@@ -36,6 +37,7 @@ from unisono.tensor_parallel.model import (
     agree_on_state,
     check_split_optimizer,
     cut_optimizer_state,
+    has_parts,
     links_of,
     parameter_parts,
     refusal,
@@ -101,7 +103,7 @@ def parallel(
     if (example is not None) != (plan == AUTO):
         raise UsageError('plan="auto" needs example=inputs, a batch as one rank has it, and no other plan takes one')
     if example is not None:
-        reason = refusal(chosen, *(kind.__name__ for kind in type(optimizer).mro()))
+        reason = refusal(chosen, type(optimizer))
         plan = _plan_by_prediction(model, world, example, reason)
     reducer = reducer_of(model)
     if reducer is None or optimizer is None or plan is not None or not reducer.takes(model, world, chosen, optimizer):
@@ -292,8 +294,11 @@ def _check_steps(model: torch.nn.Module) -> None:
 
 
 def _check_step(model: weakref.ref[torch.nn.Module], optimizer: torch.optim.Optimizer, *_: object) -> None:
-    if (living := model()) is not None:
-        check_split_optimizer(living, optimizer)
+    if (living := model()) is None or (reducer := reducer_of(living)) is None:
+        return
+    check_split_optimizer(living, optimizer)
+    if isinstance(optimizer, LayerwiseOptimizer) and has_parts(reducer, optimizer):
+        reducer.complete_norms(optimizer)
 
 
 def _log_device(world: World, device: torch.device) -> None:

@@ -101,6 +101,19 @@ def test_options_out_of_their_range_are_refused(kind: type[LARS | LAMB], options
         kind([torch.nn.Parameter(torch.ones(2, 2))], **options)
 
 
+def test_a_step_whose_closure_raises_leaves_no_sums_for_the_next() -> None:
+    """Those of the next step may be of other ranks."""
+    optimizer = LARS([torch.nn.Parameter(torch.ones(2, 2))])
+    optimizer.sums = {"model": lambda steps: pytest.fail("of the step before")}
+
+    def closure() -> float:
+        raise RuntimeError("no batch")
+
+    with pytest.raises(RuntimeError, match="no batch"):
+        optimizer.step(closure)
+    optimizer.step()
+
+
 @pytest.mark.parametrize("betas", [(1.0, 0.999), (0.9, 1.0), (-0.1, 0.9), (math.nan, 0.9)])
 def test_shares_of_the_past_are_below_1(betas: tuple[float, float]) -> None:
     """LAMB divides by what is left."""

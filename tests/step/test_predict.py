@@ -14,7 +14,7 @@ from unisono.errors import StepError
 from unisono.plan.choose import layout_of
 from unisono.rules import BSP, BaseRule, DiLoCo, Exchange, LocalSGD
 from unisono.step.costs import Computing, Cost, Costs, Duration, Prediction
-from unisono.step.layout import ActivationExchange, Bucket
+from unisono.step.layout import ActivationExchange, Bucket, Layout
 from unisono.step.operations import BARRIER, PACK
 from unisono.step.overlaps import OVERLAPS
 from unisono.step.predict import Clock, TaskSpan, predict, steady_step, tracks
@@ -230,6 +230,21 @@ def test_computing_waits_for_activations_which_share_the_link_with_gradients(lin
     costs = Costs(layout, TWO, Cost(0.0, 0.0), groups={(0, 2): BYTES}, activations=durations)
     prediction = predict(BSP(overlap="chain"), costs)
     assert (prediction.step, prediction.communicating) == (step, 13)
+
+
+@pytest.mark.parametrize("deferred", [True, False])
+def test_norms_of_split_layers_take_a_latency(deferred: bool) -> None:
+    """The whole step waits for them, as for the norm that gradients are clipped by; whole layers need none."""
+    sent = [Bucket(6, (1,), groups=((0, 2), (1, 3))), Bucket(1, (0,))]
+    split = replace(layout_of(TWO, sent, deferred, 4), clip=1.0)
+    unsplit = replace(split, buckets=tuple(bucket._replace(groups=()) for bucket in sent))
+
+    def predicted(layout: Layout) -> Prediction:
+        return predict(BSP(overlap="chain"), Costs(layout, replace(TWO, update=0.5), Cost(0.25, 0.0)))
+
+    without, norms = predicted(split), predicted(replace(split, layer_norms=True))
+    assert norms.step == without.step + 0.25
+    assert predicted(replace(unsplit, layer_norms=True)) == predicted(unsplit)
 
 
 @given(cases(), costs, st.sampled_from(NAMES), st.booleans())

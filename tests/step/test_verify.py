@@ -88,16 +88,17 @@ def test_integers_of_gradients_of_another_batch_are_refused() -> None:
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
 @pytest.mark.parametrize("clip", [None, 1.0])
+@pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize("ranks", [2, 4, 6])
 @pytest.mark.parametrize("make", [BSP, Sharded])
 def test_buckets_of_split_parameters_are_averaged_over_the_ranks_that_hold_them(
-    make: type[BSP] | type[Sharded], overlap: str, clip: float | None, ranks: int
+    make: type[BSP] | type[Sharded], overlap: str, clip: float | None, norms: bool, ranks: int
 ) -> None:
     """Bucket 2 is split over two ranks, bucket 3 over all."""
     pairs = tuple(tuple(range(part, ranks, 2)) for part in range(2))
     alone = tuple((rank,) for rank in range(ranks))
     sent = (Bucket(64, (3,)), Bucket(64, (2,), groups=pairs), Bucket(64, (1,), groups=alone), Bucket(64, (0,)))
-    layout = Layout(ranks, 4, sent, clip=clip, buffers=True)
+    layout = Layout(ranks, 4, sent, clip=clip, buffers=True, layer_norms=norms)
     rule = make(overlap=overlap)
     verify(rule, layout, STEPS, seed=ranks)
     programs = [rule(Step(0), rank, layout) for rank in range(ranks)]

@@ -62,7 +62,7 @@ def planned_by(rule: str) -> tuple[PlannedRun, list[RunPlan]]:
 
 
 def model_of(layers: Mapping[str, str] | str = "", ranks: int = 0) -> SplitModel:
-    return split_model_of(layers or {}, ranks, BSP(), "sgd", NETWORK, TRACED)
+    return split_model_of(layers or {}, ranks, BSP(), NETWORK, TRACED)
 
 
 def splits_of(model: SplitModel, cost: Cost = SLOW) -> dict[str, str]:
@@ -235,11 +235,10 @@ def test_splits_that_cannot_be_planned(layers: Mapping[str, str], message: str) 
 
 
 def test_nothing_is_split_where_weights_have_to_be_whole() -> None:
-    for rule, optimizer, what in ((LocalSGD(), "sgd", "LocalSGD does not"), (BSP(), "lamb", "lamb needs")):
-        model = split_model_of({}, 0, rule, optimizer, NETWORK, TRACED)
-        assert not splits_of(model)
-        with pytest.raises(UsageError, match=rf"\[parallel\] names layers, but {what} "):
-            split_model_of({"fc": "column"}, 2, rule, optimizer, NETWORK, TRACED)
+    model = split_model_of({}, 0, LocalSGD(), NETWORK, TRACED)
+    assert not splits_of(model)
+    with pytest.raises(UsageError, match=r"\[parallel\] names layers, but LocalSGD does not "):
+        split_model_of({"fc": "column"}, 2, LocalSGD(), NETWORK, TRACED)
 
 
 def test_a_data_set_of_the_package_is_decoded_already() -> None:

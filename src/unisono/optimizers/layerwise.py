@@ -1,7 +1,7 @@
 """Optimizers that scale the rate of each layer by two norms, LARS and LAMB: a step in three parts.
 
     direction    elementwise: what the weights are moved along, before the scale
-    norms        of a layer's weights and of its direction; with shards, from sums over the ranks
+    norms        of a layer's weights and of its direction; of parts and shards, from sums over the ranks
     move         elementwise: state and weights
 
 Parameters of one dimension (norms, biases) are no layers: their rate is the group's, and they do not decay. Nor is the
@@ -26,8 +26,8 @@ For the same w and g: in the first step u = [[0, 1]], as Adam's is, up to eps; a
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,8 +38,25 @@ State = dict[str, Any]
 """State of an optimizer for a parameter, or options of a group, by name."""
 
 
+class ParameterStep(NamedTuple):
+    """Step of a parameter, before it moves."""
+
+    parameter: Tensor
+    direction: Tensor
+    group: State
+    norms: tuple[float, float] | None
+    """Norms of its weights and its direction; None for what is no layer."""
+
+
+SumNorms = Callable[[Iterable[ParameterStep]], Iterable[ParameterStep]]
+"""Function that returns steps of parts of layers with the norms of the whole layers. Called by all ranks together."""
+
+
 class LayerwiseOptimizer(torch.optim.Optimizer):
     """Base of optimizers whose rate is scaled layer by layer. Its methods take a parameter's weights, or a part."""
+
+    sums: Mapping[object, SumNorms] = {}
+    """Functions that complete the norms of the next step, by the models that have parts of layers."""
 
     def __init__(self, params: Iterable[Any], defaults: State) -> None:
         """Raise UsageError for options out of their range."""
@@ -66,15 +83,24 @@ class LayerwiseOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update all parameters that have a gradient. Return the loss of `closure`, which computes them, if given."""
+        sums, self.sums = self.sums, {}  # first: a closure may raise
         loss = None if closure is None else torch.enable_grad()(closure)()
+        steps: Iterable[ParameterStep] = self._measured()
+        for sum_norms in sums.values():
+            steps = sum_norms(steps)
+        for parameter, direction, group, norms in steps:
+            self.move(parameter, direction, self.state[parameter], group, self.rate(norms, group), norms is not None)
+        return loss
+
+    def _measured(self) -> Iterator[ParameterStep]:
+        """Yield the step of each parameter that has a gradient: one direction at a time is in memory."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    state, layer = self.state[parameter], parameter.ndim > 1
-                    direction = self.direction(parameter, parameter.grad, state, group, layer)
+                    layer = parameter.ndim > 1
+                    direction = self.direction(parameter, parameter.grad, self.state[parameter], group, layer)
                     norms = (float(norm(parameter)), float(norm(direction))) if layer else None
-                    self.move(parameter, direction, state, group, self.rate(norms, group), layer)
-        return loss
+                    yield ParameterStep(parameter, direction, group, norms)
 
     def rate(self, norms: tuple[float, float] | None, group: State) -> float:
         """Return the rate for a layer with these norms of weights and direction; None for what is no layer."""

@@ -100,7 +100,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 
 class StepCheck(partial[None]):
-    """Hook before the step of all optimizers that changes none, and may refuse one."""
+    """Hook before the step of all optimizers that may refuse it, or have its norms summed: parts need neither."""
 
 
 def has_hooks(optimizer: torch.optim.Optimizer) -> bool:

@@ -29,14 +29,15 @@ import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 
 from unisono.device import CopyStreams, device_of, pieces_of, pinned, unpin
-from unisono.optimizers.layerwise import norm
+from unisono.engine.communicator_pool import ModelCollectives
+from unisono.optimizers.layerwise import ParameterStep, norm
 from unisono.optimizers.sharded import PlacedSegment, Segment, dense_strides, in_order, segments_of
 from unisono.placement import Partition, holders_of
 from unisono.plan.bucket_layout import BucketSlice, MemoryKind, memory_kinds, plan_memory, required_elements
@@ -475,6 +476,17 @@ class BucketMemory:
         """Return the weights of a segment, flat; they may be the parameter's memory, and are not to be changed."""
         weights = self.in_order(self.parameters[segment.parameter].detach(), segment.parameter)
         return weights[segment.first : segment.last]
+
+    def sum_norms(self, world: World | ModelCollectives, steps: Iterable[ParameterStep]) -> list[ParameterStep]:
+        """Return the steps of an optimizer with the norms of whole layers, of some of which this rank has measured a
+        part: squares are summed as in `norm_of_all`. Called by all ranks together, with as many layers each."""
+        measured, on_host = list(steps), partial(torch.tensor, dtype=torch.float64, device="cpu")
+        parts = {id(parameter): self.parts.of(index) for index, parameter in enumerate(self.parameters)}
+        layers = [step for step in measured if step.norms is not None and id(step.parameter) in parts]
+        shares = on_host([[parts[id(step.parameter)]] for step in layers]) / world.size
+        squares = world.allreduce(on_host([step.norms for step in layers]).square() * shares)
+        norms = {id(step.parameter): (w, d) for step, (w, d) in zip(layers, squares.sqrt().tolist(), strict=True)}
+        return [step._replace(norms=norms.get(id(step.parameter), step.norms)) for step in measured]
 
     def in_order(self, tensor: torch.Tensor, index: int) -> torch.Tensor:
         """Return the elements of a tensor like a parameter, flat, in the order of the parameter's memory."""

@@ -38,7 +38,7 @@ from torch.utils.hooks import RemovableHandle
 
 from unisono.engine import weakly
 from unisono.errors import UsageError
-from unisono.optimizers.layerwise import LayerwiseOptimizer, State
+from unisono.optimizers.layerwise import LayerwiseOptimizer, State, SumNorms
 from unisono.optimizers.sharded import (
     IN_SHARDS,
     Segment,
@@ -74,15 +74,18 @@ class SplitStep:
         """PARTS where the step is made in parts, which need not be waited for; else WHOLE."""
         self._groups = options_of(optimizer)
 
-    def update(self, parameters: Sequence[int]) -> None:
-        """Make the step for these parameters, given by index; for all parameters where it is not made in parts."""
-        if self.updates is Updates.WHOLE:
-            self._optimizer.step()
-            return
-        updated = {id(self._parameters[index]) for index in parameters}
-        parts = [[parameter for parameter in group["params"] if id(parameter) in updated] for group in self._groups]
-        groups = [{**group, "params": part} for group, part in zip(self._groups, parts, strict=True)]
-        make_step(part_of(self._optimizer, groups))
+    def update(self, parameters: Sequence[int], sum_norms: SumNorms | None = None) -> None:
+        """Make the step for these parameters, given by index; for all parameters where it is not made in parts. The
+        norms of layers are completed by `sum_norms`."""
+        optimizer, whole = self._optimizer, self.updates is Updates.WHOLE
+        if not whole:
+            updated = {id(self._parameters[index]) for index in parameters}
+            parts = [[parameter for parameter in group["params"] if id(parameter) in updated] for group in self._groups]
+            groups = [{**group, "params": part} for group, part in zip(self._groups, parts, strict=True)]
+            optimizer = part_of(optimizer, groups)
+        if sum_norms is not None:
+            optimizer.sums = {self: sum_norms}  # type: ignore[attr-defined]  # a LayerwiseOptimizer
+        optimizer.step() if whole else make_step(optimizer)
 
 
 class BucketedOptimizer:

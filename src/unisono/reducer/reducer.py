@@ -35,6 +35,7 @@ from unisono.device import check_not_captured
 from unisono.engine import OperationSpan, weakly
 from unisono.engine.communicator_pool import CommunicatorPool, ModelCollectives
 from unisono.errors import UnisonoError, UsageError
+from unisono.optimizers.layerwise import LayerwiseOptimizer
 from unisono.optimizers.sharded import ShardedStep, is_inner_step
 from unisono.reducer.accumulation import Accumulation
 from unisono.reducer.backward_pass import BackwardPass, PassRunner
@@ -93,10 +94,8 @@ class Reducer:
         holders = {count: pool.part_worlds(partition, 1)[1][0] for count, partition in parts.holders.items()}
         self.memory = memory = collectives.call(lambda world: BucketMemory(self.parameters, world, parts, holders))
         self.accumulation = Accumulation(memory, float(size) if self.traits.sums else 1.0)
-        self.links: ServerLinks | None = None
+        self.links = ServerLinks(rule, world, collectives.call(World.dup).comm) if has_servers(rule) else None
         """Links to the servers of an asynchronous rule."""
-        if has_servers(rule):
-            self.links = ServerLinks(rule, world, collectives.call(World.dup).comm)
         observe = weakly(self._observe)
         self.programs = programs = Programs(rule, memory, self.buffers, collectives, self.times, observe, self.links)
         self.control = StepControl(world.rank, size, lambda: programs.player.wait(CONTROL))
@@ -190,12 +189,10 @@ class Reducer:
         if self.sharded is not None:
             self.sharded.release()
             clear(self.parameters)
-        self._hooks.clear()
-        self._steps.clear()
+        for held in (self._hooks, self._steps, self._adding):
+            held.clear()
         LIVING.discard(self)
-        self._adding.clear()
-        model = self._model()
-        if model is not None and reducer_of(model) is self:
+        if (model := self._model()) is not None and reducer_of(model) is self:
             delattr(model, ATTRIBUTE)
 
     def restore(self, state: dict[str, Any] | None) -> None:
@@ -256,8 +253,7 @@ class Reducer:
         if not self.accumulation.averages:
             self.accumulation.accumulated = True
             return
-        begun = self.runner.current
-        if begun is None:
+        if (begun := self.runner.current) is None:
             begun = self._begin()
             if self._step is None:
                 Variable._execution_engine.queue_callback(
@@ -306,6 +302,13 @@ class Reducer:
         before = eagerly(lambda stepped, *_: begin_step(stepped))
         after = eagerly(lambda stepped, *_: None if is_inner_step(stepped) else end_step())
         self._steps += [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
+
+    def complete_norms(self, optimizer: LayerwiseOptimizer) -> None:
+        """Let the next step in a user's own loop of an optimizer with parts of layers have the norms of whole ones."""
+        if self._step is None and self.sharded is None:
+            eagerly: Callable[[Any], Any] = torch.compiler.disable  # also where the step is compiled
+            sum_norms = partial(eagerly(self.memory.sum_norms), self.programs.collectives)
+            optimizer.sums = {**optimizer.sums, self._model: sum_norms}
 
     def begin_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Keep the weights that the ranks have in common, before this rank's step changes its own: it may be the first

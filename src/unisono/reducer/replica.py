@@ -16,6 +16,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from unisono.asynchronous.exchange import WorkerExchange
 from unisono.errors import UnisonoError
+from unisono.optimizers.layerwise import SumNorms
 from unisono.optimizers.sharded import ShardedStep
 from unisono.reducer.bucket_memory import lies_in, norm_of_all
 from unisono.reducer.control import Agreement, decode, difference_of, encode
@@ -29,8 +30,8 @@ from unisono.step.shard_work import ShardWork
 from unisono.transports.exact import Gradients, Terms, integers
 from unisono.world import World
 
-Update = Callable[[Sequence[int]], None]
-"""Optimizer's step for these parameters, given by index."""
+Update = Callable[[Sequence[int], SumNorms | None], None]
+"""Optimizer's step for these parameters, given by index, with the function that completes norms of layers."""
 
 
 class ModelReplica:
@@ -214,10 +215,11 @@ class ModelReplica:
         for gradient in gradients:
             gradient.mul_(factor)
 
-    def update(self, parameters: Sequence[int]) -> None:
+    def update(self, parameters: Sequence[int], world: World | None = None) -> None:
+        """Make the optimizer's step for these parameters, with norms of layers that are summed over a world."""
         assert self._update is not None, "a program with updates has an optimizer"
         with self.memory.incoming():
-            self._update(parameters)
+            self._update(parameters, None if world is None else partial(self.memory.sum_norms, world))
 
     def update_local(self, parameters: Sequence[int]) -> None:
         with self.memory.incoming(marked=True) as stream:

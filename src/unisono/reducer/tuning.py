@@ -56,7 +56,7 @@ from unisono.step.costs import Computing, Cost, fit
 from unisono.step.layout import Bucket
 from unisono.step.operations import BARRIER
 from unisono.step.overlaps import OVERLAPS, find_overlap
-from unisono.step.program import UPDATE, Role, Task
+from unisono.step.program import Role, Task
 from unisono.step.rule import AUTO, RankState
 from unisono.world import World
 
@@ -104,12 +104,12 @@ class StepTimes:
         task, seconds = span.about, span.end - span.begin
         if not isinstance(task, Task):
             return
-        if task.operation.role is not Role.LOCAL and task.operation is not BARRIER:
-            self.communicating += seconds
-            self._exchange_seconds.setdefault(task.key, {})[task.operation.name] = seconds
-        elif task.lane == UPDATE and task.operation.name in self._local_seconds:
+        if task.operation.name in self._local_seconds:  # an update may have an exchange within
             self.updating += seconds if task.parameters else 0.0
             self._local_seconds[task.operation.name][task.key] = seconds
+        elif task.operation.role is not Role.LOCAL and task.operation is not BARRIER:
+            self.communicating += seconds
+            self._exchange_seconds.setdefault(task.key, {})[task.operation.name] = seconds
 
     def computing(self, world: ModelCollectives | World, nbytes: int) -> Computing:
         """Return the last step's times, mean over ranks, for `nbytes` of applied gradients. Called by all together."""

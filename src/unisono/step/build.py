@@ -143,11 +143,13 @@ def summed(
 def updates(layout: Layout, key: int, sends: CollectiveTasks) -> list[Task]:
     """Return the optimizer's tasks once the gradients of bucket `key` are set, after clipping if there is any.
 
-    Where parameters are split, `sends` places the sum of squares of all ranks, by which they are clipped.
+    Where parameters are split, `sends` places the sums of squares of all ranks: that by which they are clipped, and the
+    step of an optimizer that needs norms of whole layers.
     """
+    norms = layout.layer_norms and layout.split
     if layout.updates is Updates.OUTSIDE:
         return []
-    if layout.updates is Updates.PARTS and layout.clip is None:
+    if layout.updates is Updates.PARTS and layout.clip is None and not norms:
         parameters = layout.complete[key]
         buckets = dict.fromkeys(bucket(part) for parameter in parameters for part in layout.keys_of[parameter])
         return [_update(op.UPDATE, key, parameters, tuple(buckets))] if parameters else []
@@ -158,7 +160,11 @@ def updates(layout: Layout, key: int, sends: CollectiveTasks) -> list[Task]:
         tasks += sends.place(op.SUM_SQUARES, 0, all_buckets, (NORM,))
     if layout.clip is not None:
         tasks.append(Task(op.CLIP, key, UPDATE, (), (*all_buckets, NORM)))
-    return [*tasks, _update(op.UPDATE, key, range(layout.parameters), (*all_buckets, NORM))]
+    update = _update(op.UPDATE, key, range(layout.parameters), (*all_buckets, NORM))
+    if norms:
+        *barrier, placed = sends.place(op.UPDATE_WITH_NORMS, 0, update.reads, update.writes)
+        return [*tasks, *barrier, placed._replace(parameters=update.parameters)]
+    return [*tasks, update]
 
 
 def own_updates(layout: Layout) -> Followers:

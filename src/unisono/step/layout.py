@@ -67,7 +67,7 @@ class Layout:
     buffers: bool = False
     """True where rank 0's buffers (running means of batch norms) are sent with the gradients."""
     layer_norms: bool = False
-    """True where the optimizer's step needs norms of whole layers (LARS, LAMB)."""
+    """True where the optimizer's step needs norms of whole layers (LARS, LAMB), of which ranks have shards or parts."""
     halves: tuple[int, ...] = ()
     """Order in which a sharded rule exchanges the halves of buckets: each key twice, its reduce-scatter first. Empty:
     all reduce-scatters, then the all-gathers."""

@@ -256,6 +256,16 @@ _apply = each(SymbolicState.apply_averaged)
 UPDATE = Operation("update", lambda replica, task, _: replica.update(task.parameters), _apply, _price_update)
 """Optimizer's step for some parameters, with averaged gradients."""
 
+UPDATE_WITH_NORMS = Operation(
+    "update",
+    lambda replica, task, world: replica.update(task.parameters, world),
+    _apply,
+    lambda task, costs: Duration(_price_update(task, costs).seconds + small_exchange(task, costs).seconds),
+    Role.COLLECTIVE,
+)
+"""Step of an optimizer that needs norms of whole layers (LARS, LAMB), where layers are split: their squares are summed
+within it."""
+
 UPDATE_LOCAL = Operation(
     "update", lambda replica, task, _: replica.update_local(task.parameters), _update_local, _price_update
 )

@@ -176,13 +176,11 @@ def measure_beside(steps: Steps, alone: float, cost: Cost, world: World) -> floa
     return shorter / max(shorter, took - longer + shorter)
 
 
-def split_model_of(
-    layers: PlanLike | str, size: int, rule: BaseRule, optimizer: str, network: nn.Module, traced: Trace
-) -> SplitModel:
+def split_model_of(layers: PlanLike | str, size: int, rule: BaseRule, network: nn.Module, traced: Trace) -> SplitModel:
     """Return a traced network as a recipe's plan splits it: as `layers` say, in groups of `size`, or by prediction, if
-    the rule and the optimizer take split layers. Raises UsageError for a recipe that names layers all the same;
-    planning raises it for splits that the network or the ranks do not allow."""
-    by_hand, refused = (layers or AUTO) != AUTO, refusal(rule, optimizer)
+    the rule takes split layers. Raises UsageError for a recipe that names layers all the same; planning raises it for
+    splits that the network or the ranks do not allow."""
+    by_hand, refused = (layers or AUTO) != AUTO, refusal(rule)
     if by_hand and refused:
         raise UsageError(f"[parallel] names layers, but {refused}")
 

@@ -16,18 +16,20 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from inspect import unwrap
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from unisono.errors import UsageError
+from unisono.optimizers.layerwise import LayerwiseOptimizer
 from unisono.placement import holders_of, model_groups
 from unisono.plan.layer_plan import DROPOUT, PART, ParallelPlan, PlanLike, Split, make_plan
 from unisono.reducer.bucket_memory import UNSPLIT, ParameterParts, distinct, norm_of_all
 from unisono.reducer.hooks import reducer_of
+from unisono.reducer.reducer import Reducer
 from unisono.rules import BaseRule
-from unisono.step.rule import RankState
 from unisono.tensor_parallel.layers import KINDS, ParallelLayer, WeightPart, become, parts_of, use_sample_dropout
 from unisono.tensor_parallel.layouts import GroupLink, SampleNumbers, exchange
 from unisono.world import World
@@ -35,11 +37,9 @@ from unisono.world import World
 ATTRIBUTE = "_unisono_split"
 """Attribute of a model that holds its ModelSplit."""
 
-LAYERWISE = ("LARS", "LAMB")
-"""Optimizers that need norms of whole layers, which `Sharded` sums over the ranks."""
-
-NEEDS_WHOLE = (*LAYERWISE, "ADAFACTOR", "LBFGS", "MUON")
-"""Optimizers whose step of an element depends on all elements of its parameter."""
+NEEDS_WHOLE = ("LARS", "LAMB", "ADAFACTOR", "LBFGS", "MUON")
+"""Optimizers whose step of an element depends on all elements of its parameter; that of a LayerwiseOptimizer sums norms
+of parts."""
 
 ELEMENTWISE = {
     *(nn.CELU, nn.Dropout, nn.ELU, nn.GELU, nn.Hardshrink, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.Identity),
@@ -312,21 +312,29 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
     return float(norm)
 
 
-def refusal(rule: BaseRule, *optimizer: str) -> str:
-    """Return why a rule, or an optimizer of these names, takes no split layers, with the remedy; empty if both do."""
-    name = next((name for name in optimizer if name.upper() in NEEDS_WHOLE), "")
+def refusal(rule: BaseRule, optimizer: type = object) -> str:
+    """Return why a rule, or an optimizer of this class, takes no split layers, with the remedy; empty if both do."""
+    needs_whole = any(kind.__name__.upper() in NEEDS_WHOLE for kind in optimizer.mro())
+    sums_norms = issubclass(optimizer, LayerwiseOptimizer) and unwrap(optimizer.step) is unwrap(LayerwiseOptimizer.step)
     if not rule.traits.groups:
         return f"{type(rule).__name__} does not take split layers: use BSP or Sharded, or no plan"
-    if not name or (rule.traits.state is RankState.SHARDED and name.upper() in LAYERWISE):
+    if not needs_whole or sums_norms:
         return ""
-    sharded = "the rule Sharded, or " if name.upper() in LAYERWISE else ""
-    return f"{name} needs whole weights, not parts of split layers: use {sharded}SGD, Adam or AdamW, or no plan"
+    fits = "SGD, Adam, AdamW, or LARS or LAMB of unisono.optimizers"
+    return f"{optimizer.__name__} needs whole weights, not parts of split layers: use {fits}, or no plan"
 
 
 def check_split_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raise UsageError for an optimizer that needs whole weights, where it has parts of some of a parallel model's."""
-    names = (kind.__name__ for kind in type(optimizer).mro())
-    reason = refusal(reducer.rule, *names) if (reducer := reducer_of(model)) else ""
-    held = (id(parameter) for group in optimizer.param_groups for parameter in group["params"])
-    if reason and not named_parts(model).keys().isdisjoint(held):
+    reducer = reducer_of(model)
+    reason = refusal(reducer.rule, type(optimizer)) if reducer is not None and has_parts(reducer, optimizer) else ""
+    if reason:
         raise UsageError(reason)
+
+
+def has_parts(reducer: Reducer, optimizer: torch.optim.Optimizer) -> bool:
+    """Return True for an optimizer that has parts of some weights of a model. Modules are not asked for them: a read
+    waits for the update within which a step asks."""
+    parts = reducer.memory.parts
+    split = {id(parameter) for index, parameter in enumerate(reducer.parameters) if parts.of(index) > 1}
+    return any(id(parameter) in split for group in optimizer.param_groups for parameter in group["params"])

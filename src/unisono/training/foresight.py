@@ -55,7 +55,7 @@ from unisono.plan.run_plan import INTERVAL_SHARE, predict_run
 from unisono.plan.trials import TrialChoice
 from unisono.processor import HOST, Counters, ProcessorUse, processor_use, read_counters, use_since
 from unisono.step.predict import predict
-from unisono.step.program import UPDATE, Role, Step
+from unisono.step.program import Step
 from unisono.tables import as_json
 from unisono.training.chain import recipe_digest
 from unisono.training.planned_run import SampleRecipe, run_on_ranks
@@ -267,7 +267,7 @@ def program_of(chosen: Candidate) -> tuple[ProgramFacts, float]:
     setting, rule, costs = chosen.setting, chosen.rule, chosen.costs
     buckets, period = costs.layout.buckets, rule.traits.period
     tasks = [task for step in range(period) for task in rule(Step(step), 0, costs.layout)]
-    updates = [task for task in tasks if task.lane == UPDATE and task.parameters and task.operation.role is Role.LOCAL]
+    updates = [task for task in tasks if task.operation.name == "update"]
     lines = [
         f"{task} {task.lane} {task.reads} {task.writes} {task.group} {task.parameters} {task.peer}" for task in tasks
     ]

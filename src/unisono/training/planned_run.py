@@ -34,6 +34,8 @@ from unisono.data.pack import TEST_SPLITS, TRAIN_SPLITS, check_installed, split_
 from unisono.data.storage import FILES, REPLICATED, STREAMED
 from unisono.errors import RecipeError, UsageError
 from unisono.models import MODELS, check_name, input_shape, make_network
+from unisono.optimizers import OPTIMIZERS
+from unisono.optimizers.layerwise import LayerwiseOptimizer
 from unisono.plan.layer_plan import AUTO
 from unisono.plan.machines import MachineFacts, changed_machine
 from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFacts, at_rate_of, numbers_kept
@@ -41,7 +43,6 @@ from unisono.plan.trace import MODEL_ERRORS, Trace, reason_of, trace_shapes
 from unisono.processor import HOST
 from unisono.tables import number
 from unisono.tensor_parallel.choose_plan import split_model_of
-from unisono.tensor_parallel.model import LAYERWISE
 from unisono.training.recipe import (
     AuditRecipe,
     ModelRecipe,
@@ -175,14 +176,14 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
         recipe.rule.name,
         numbers_kept(optimizer.name, optimizer.momentum),
         optimizer.clip or None,
-        optimizer.name.upper() in LAYERWISE,
+        issubclass(OPTIMIZERS.load(optimizer.name), LayerwiseOptimizer),
         SampleFacts(samples.bytes, samples.pixels, threads, data.storage in (STREAMED, FILES), copies),
         samples.train or None,
         samples.test,
         training.epochs,
         training.checkpoint_every,
         recipe.compute.convolutions == "autotune",
-        split_model_of(recipe.parallel.layers, recipe.parallel.ranks, rule, optimizer.name, network, traced),
+        split_model_of(recipe.parallel.layers, recipe.parallel.ranks, rule, network, traced),
         notes,
     )
 

@@ -383,8 +383,7 @@ def choose_layers(recipe: Recipe, world: World, feed: InputFacts, rule: BaseRule
     model = make_model(recipe, feed, device).train()
     first, last = bounds(recipe.training.batch, world.size, world.rank)
     example = cast_inputs(feed.blank(last - first).to(device), DTYPES[recipe.model.dtype])
-    refused = refusal(rule, recipe.optimizer.name)
-    return choose_plan(model, world, example, context_of(recipe, device), deferred=True, refused=refused)
+    return choose_plan(model, world, example, context_of(recipe, device), deferred=True, refused=refusal(rule))
 
 
 def warm_up(model: nn.Module, inputs: Tensor, plan: ConvolutionPlan, world: World, within: StepContext) -> None:

@@ -17,6 +17,7 @@ from unisono.data_parallel import attach, check_rule
 from unisono.device import check_not_captured, device_of, is_on_host
 from unisono.engine import weakly
 from unisono.errors import TensorError, UsageError
+from unisono.optimizers.layerwise import LayerwiseOptimizer
 from unisono.optimizers.sharded import ShardedStep
 from unisono.reducer import reducer_of
 from unisono.reducer.hooks import wait_on_access
@@ -96,7 +97,7 @@ class Trainer:
             )
         sharded = self.reducer.traits.state is RankState.SHARDED
         check_split_optimizer(model, optimizer)
-        self.reducer.clip = clip
+        self.reducer.clip, self.reducer.programs.layer_norms = clip, isinstance(optimizer, LayerwiseOptimizer)
         if sharded:
             self.reducer.shard(optimizer, own_loop=False)
         self._optimizing = BucketedOptimizer(optimizer, self.reducer.parameters, weakly(self.reducer.runner.wait))

@@ -46,10 +46,25 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
 
 
-def by_trainer(model: nn.Module, group: World, rule: unisono.BSP, clip: float | None) -> list[float]:
+def lars(model: nn.Module) -> torch.optim.Optimizer:
+    return LARS(model.parameters(), 50.0, weight_decay=1e-3)
+
+
+def own_lars(model: nn.Module) -> torch.optim.Optimizer:
+    return OwnLARS(model.parameters(), 50.0, weight_decay=1e-3)
+
+
+def lamb(model: nn.Module) -> torch.optim.Optimizer:
+    return LAMB(model.parameters(), 0.02)
+
+
+Make = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def by_trainer(model: nn.Module, group: World, rule: unisono.BSP, clip: float | None, make: Make = sgd) -> list[float]:
     """Train a model by a Trainer, whose backward passes do not wait for their exchanges. Return the losses."""
     case = CASES["mlp"]
-    trainer = Trainer(model, group, rule, sgd(model), clip=clip)
+    trainer = Trainer(model, group, rule, make(model), clip=clip)
     losses = []
     for step in range(STEPS):
         inputs, labels = batch(case, step)
@@ -62,19 +77,27 @@ def by_trainer(model: nn.Module, group: World, rule: unisono.BSP, clip: float | 
 
 
 @pytest.mark.parametrize(
-    ("overlap", "clip"), [*((overlap, None) for overlap in OVERLAPS), ("chain", 0.3), ("none", 0.3)]
+    ("overlap", "clip", "make"),
+    [
+        *((overlap, None, make) for overlap in OVERLAPS for make in (sgd, lars)),
+        *((overlap, 0.3, make) for overlap in ("chain", "none") for make in (sgd, lamb)),
+        ("concurrent", 0.3, lamb),
+        ("chain", 0.3, own_lars),
+    ],
 )
-def test_a_trainer_with_any_overlap_and_clipping(group: World, overlap: str, clip: float | None) -> None:
-    """Activations are exchanged inside passes while gradients are exchanged by other threads, or by the main one."""
+def test_a_trainer_with_any_overlap_and_clipping(group: World, overlap: str, clip: float | None, make: Make) -> None:
+    """Activations are exchanged inside passes while gradients are exchanged by other threads, or by the main one. LARS
+    and LAMB have the norms of whole layers, also where the step is not made in parts."""
     plan, exchange = CASES["mlp"].plans["pair"], unisono.Exchange(bucket_bytes=500)
     own_world = group.split(group.rank)
     rule = unisono.BSP(exchange, overlap="none")
     serial = unisono.parallel(model_of(CASES["mlp"]), own_world, rule, plan=with_sizes(plan, 1))
-    expected = by_trainer(serial, own_world, rule, clip)
+    expected = by_trainer(serial, own_world, rule, clip, make)
+    assert expected[-1] != pytest.approx(expected[2], rel=1e-3), "a network that learns nothing is like any other"
     for size in sizes_of(group):
         rule = unisono.BSP(exchange, overlap=overlap, outstanding=2)
         model = unisono.parallel(model_of(CASES["mlp"]), group, rule, plan=with_sizes(plan, size))
-        assert by_trainer(model, group, rule, clip) == pytest.approx(expected, rel=1e-9)
+        assert by_trainer(model, group, rule, clip, make) == pytest.approx(expected, rel=1e-9)
     own_world.free()
 
 
@@ -456,13 +479,15 @@ def refusals(group: World) -> Mapping[str, Any]:
         model.extra = nn.Linear(2, 2)
         unisono.parallel(model, group, plan={"0": "column"})
 
-    def lars() -> None:
-        model = unisono.parallel(model_of(CASES["mlp"]), group, plan={"0": f"column {group.size}"})
-        Trainer(model, group, unisono.BSP(), LARS(model.parameters(), 0.1))
+    def muon() -> None:
+        model = unisono.parallel(
+            nn.Sequential(nn.Linear(12, 12, bias=False)), group, plan={"0": f"column {group.size}"}
+        )
+        Trainer(model, group, unisono.BSP(), torch.optim.Muon(model.parameters(), 0.1))
 
     return {
         "the model is split already: give the plan once": again,
-        "LARS needs whole weights": lars,
+        "Muon needs whole weights": muon,
         "LocalSGD does not take split layers: use BSP or Sharded, or no plan": lambda: unisono.parallel(
             (model := model_of(CASES["mlp"])), group, unisono.LocalSGD(), sgd(model), plan={"0": "column"}
         ),
@@ -472,14 +497,26 @@ def refusals(group: World) -> Mapping[str, Any]:
 
 def test_refusals(group: World) -> None:
     for message, act in refusals(group).items():
-        if message.startswith("LARS") and group.size == 1:
+        if message.startswith("Muon") and group.size == 1:
             continue
         with pytest.raises(UsageError, match=message):
             act()
 
 
 class OwnLARS(LARS):
-    """Optimizer of a program, by the name of its base."""
+    """Optimizer of a program, whose step a Trainer makes as a whole."""
+
+
+class StepOfItsOwn(LARS):
+    """Optimizer of a program, whose step may measure parts."""
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data.sub_(parameter.grad, alpha=float(parameter.norm()))
+
+
+class Lamb(torch.optim.SGD):
+    """Optimizer of another package, which has its own norms."""
 
 
 def _collect(*_: object) -> None:
@@ -493,9 +530,9 @@ def test_an_optimizer_made_after_the_split_is_refused_in_its_step(group: World) 
     hooks = _global_optimizer_pre_hooks.keys() - others
     model(torch.randn(2, 12)).sum().backward()
     before = model[0].weight.clone()
-    for make in (LARS, LAMB, OwnLARS, torch.optim.Adafactor, torch.optim.Muon):
+    for make in (StepOfItsOwn, Lamb, torch.optim.Adafactor, torch.optim.Muon):
         if group.size > 1:
-            with pytest.raises(UsageError, match=r"needs whole weights, not parts of split layers: use .*SGD, Adam"):
+            with pytest.raises(UsageError, match=rf"{make.__name__} needs whole weights, .*: use .*SGD, Adam"):
                 make(model.parameters(), lr=0.1).step()
     assert torch.equal(model[0].weight, before)
     other = nn.Linear(2, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from itertools import product
 from typing import Any
 
@@ -12,9 +13,16 @@ from tests.mpi.tensor_parallel.networks import CASES, SAMPLES, Case, alone, batc
 from torch import nn
 
 import unisono
+from unisono.errors import MismatchError
 from unisono.optimizers import LAMB, LARS
 from unisono.schedules.pieces import bounds
-from unisono.tensor_parallel.model import split_model, whole_optimizer_state, whole_state_dict
+from unisono.tensor_parallel.model import (
+    clip_grad_norm,
+    seed_dropout,
+    split_model,
+    whole_optimizer_state,
+    whole_state_dict,
+)
 from unisono.world import World
 
 Gradients = dict[str, torch.Tensor]
@@ -115,6 +123,85 @@ def test_sharded_updates_of_split_layers(group: World, make: type[torch.optim.Op
             for index, entries in state["state"].items():
                 torch.testing.assert_close(entries, serials[index], rtol=1e-8, atol=1e-12)
     own_world.free()
+
+
+def accumulated(
+    model: nn.Module, optimizer: torch.optim.Optimizer, case: Case, world: World, steps: range
+) -> list[float]:
+    """Train on two batches in each step, with clipping. Return the loss of the second, and the norm before, of each."""
+    numbers, mine = [], slice(*bounds(SAMPLES, world.size, world.rank))
+    for step in steps:
+        optimizer.zero_grad()
+        for sums, drawn in ((False, step), (True, step + 1)):
+            inputs, labels = batch(case, drawn)
+            seed_dropout(model, 7, drawn, mine.start)
+            with nullcontext() if sums else unisono.no_sync(model):
+                loss = nn.functional.cross_entropy(model(inputs[mine]), labels[mine])
+                loss.backward()
+        numbers += [float(world.allreduce(loss.detach() / world.size)), clip_grad_norm(model, 0.5)]
+        optimizer.step()
+    return numbers
+
+
+@pytest.mark.parametrize(("make", "rate"), [(LARS, 5.0), (LAMB, 0.005)])
+@pytest.mark.parametrize(("name", "plan"), [("vgg", "wide"), ("words", "rows")])
+def test_layerwise_updates_of_split_layers(
+    group: World, make: type[LARS] | type[LAMB], rate: float, name: str, plan: str
+) -> None:
+    """LARS and LAMB have the norms of whole layers in a loop of one's own: 50 steps, half of them by an optimizer that
+    was made before the split, which has passed its state to one that was made behind it."""
+    case, own_world = CASES[name], group.split(group.rank)
+    unsplit = unisono.parallel(split_model(model_of(case), own_world, {}), own_world)
+    serial = make(unsplit.parameters(), rate, weight_decay=1e-3)
+    expected = accumulated(unsplit, serial, case, own_world, range(50))
+    assert sum(expected[-8::2]) < sum(expected[:8:2]), "a network that learns nothing is like any other"
+    for size in sizes_of(group):
+        model = model_of(case)
+        before = make(model.parameters(), rate, weight_decay=1e-3)
+        unisono.parallel(model, group, unisono.BSP(), before, plan=with_sizes(case.plans[plan], size))
+        numbers = accumulated(model, before, case, group, range(25))
+        behind = make(model.parameters(), 1.0)
+        behind.load_state_dict(before.state_dict())
+        numbers += accumulated(model, behind, case, group, range(25, 50))
+        assert numbers == pytest.approx(expected, rel=1e-9), size
+        weights, state = whole_state_dict(model), whole_optimizer_state(model, behind)
+        if group.rank == 0:
+            torch.testing.assert_close(weights, {**unsplit.state_dict()}, rtol=1e-8, atol=1e-9)
+            for index, entries in state["state"].items():
+                torch.testing.assert_close(entries, serial.state_dict()["state"][index], rtol=1e-8, atol=1e-9)
+    own_world.free()
+
+
+def test_one_layerwise_optimizer_of_two_split_models(group: World) -> None:
+    """Each has groups of its own; a layer of no parallel model has its own norms."""
+    own_world, trained = group.split(group.rank), []
+    for world, size in ((own_world, 1), (group, group.size)):
+        torch.manual_seed(0)
+        first, second, other = (nn.Sequential(nn.Linear(12, 12)).double() for _ in range(3))
+        for model, how in ((first, "column"), (second, "row")):
+            unisono.parallel(model, world, plan={"0": f"{how} {size}"})
+        optimizer = LARS([*first.parameters(), *second.parameters(), *other.parameters()], 50.0)
+        for _ in range(3):
+            optimizer.zero_grad()
+            inputs = torch.eye(12, dtype=torch.float64)
+            (second(first(inputs)).square().mean() + other(inputs).square().mean()).backward()
+            optimizer.step()
+        trained.append((first(inputs), second(inputs), other(inputs)))
+    torch.testing.assert_close(trained[0], trained[1], rtol=1e-9, atol=1e-12)
+    own_world.free()
+
+
+def test_a_rank_that_lacks_the_gradient_of_a_part_is_reported(group: World) -> None:
+    """The norm of the whole layer would lack that part."""
+    own = group.dup()
+    model = unisono.parallel(nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 12)), own, plan={"0": "column"})
+    optimizer = LARS(model.parameters(), 0.1)
+    model(torch.ones(2, 12)).sum().backward()
+    if group.rank == 0:
+        model[0].weight.grad = None
+    if group.size > 1:
+        with pytest.raises(MismatchError, match=r"allreduce\([24] x float64.* but rank"):
+            optimizer.step()
 
 
 def test_an_unsplit_layer_computes_own_samples_and_a_split_one_those_of_its_group(group: World) -> None:
