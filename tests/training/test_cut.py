@@ -161,7 +161,9 @@ def test_a_final_centre_is_used_without_snapshots(tmp_path: Path) -> None:
 
 def resumed(home: Path, data: str = "digits", **training: int) -> list[str]:
     """The notes of a run of two workers that is resumed, as worker 0 has them."""
-    world = SimpleNamespace(rank=0, size=2, call_on_root=lambda action: action(), all_gather_object=lambda has: [has] * 2)
+    world = SimpleNamespace(
+        rank=0, size=2, call_on_root=lambda action: action(), all_gather_object=lambda has: [has] * 2
+    )
     model = torch.nn.Module()
     model.w = torch.nn.Parameter(torch.ones(1))
     feed, trainer = SimpleNamespace(fingerprint=data, samples=100), SimpleNamespace(model=model)
