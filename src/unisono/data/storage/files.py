@@ -96,8 +96,8 @@ def find_files(index: Index, folder: str) -> Callable[[int], Bytes]:
                 kept = about.content and kind.is_packed_unchanged(file, about.short_side)
                 if kept and len(file) != (size := int(index.length[sample])):
                     raise DecodeError(
-                        f"{keys[row]} in {folder} has {len(file)} bytes, and had {size} when it was packed: put back the "
-                        "file of then, or pack again"
+                        f"{keys[row]} in {folder} has {len(file)} bytes, and had {size} when it was packed: put that "
+                        "file back, or pack again"
                     )
                 unchanged[sample] = kind.is_packed_unchanged(file)
             return np.frombuffer(bytearray(file if unchanged[sample] else kind.encode(file, packing)), np.uint8)
