@@ -9,7 +9,7 @@
     rank 0, 1     step 0 │ copy │ step 1 ... step 40 │ copy │ ...        at most 2% of the time
     rank 1 dies: all begin again, load the copy of step 40, and make step 41
     both hosts die: all begin again, from the newest checkpoint on the disk, one each 10 minutes
-    SIGTERM: within about a second, all end after a copy, which `unisono run --elastic --resume RUN train.py` begins with
+    SIGTERM: in about a second all end after a copy, which `unisono run --elastic --resume RUN train.py` begins with
 
 A second SIGTERM ends all at once, as in `unisono train`. After the last step signals mean what they did before.
 
@@ -106,7 +106,7 @@ class Loop:
                 state = torch.tensor([int(signals.stop), int(self._copies.writing), int(due)])
                 stops, writing, due = self._world.allreduce(state, op="maximum").tolist()
                 if (due and not writing) or stops:
-                    self._copies.write(lambda made=step + 1: self._checkpoint(made))  # type: ignore[misc]
+                    self._copies.write(lambda made=step + 1: self._checkpoint(made), bool(stops))  # type: ignore[misc]
                 if stops:
                     self._copies.wait()
                     signals.saved = True
