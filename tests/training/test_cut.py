@@ -186,6 +186,13 @@ def test_snapshots_go_on_with_the_samples_and_steps_of_their_epochs(tmp_path: Pa
     assert "worker 0, 1 left no snapshot" in resumed(tmp_path, batch=32)[1]
 
 
+def test_a_final_centre_with_the_name_of_a_cut_has_no_snapshots(tmp_path: Path) -> None:
+    for worker in range(2):
+        snapshot(tmp_path, worker, 20)
+    centre(tmp_path, 20, 11, Order.CENTRE)
+    assert "worker 0, 1 left no snapshot" in resumed(tmp_path)[1]
+
+
 def test_a_damaged_centre_is_renamed_and_the_next_one_used(tmp_path: Path) -> None:
     for cut, exchange in ((20, 10), (30, 15)):
         centre(tmp_path, cut, exchange)

@@ -224,7 +224,9 @@ def begin_resumed(rule: BaseAsynchronousRule, run: Run, before: Recipe) -> Begin
     with fitting(f"step {centre.step}'s checkpoint"):
         load_weights(run.trainer.model, centre.weights)
     had, alike, trains = cut.seats, cut.seats == seats, world.rank < seats.workers
-    snapshot = load_step(worker_folder(home, world.rank), centre.step) if alike and trains else None
+    # the final centre may have the name of a cut before the last exchange, whose snapshot would make that again
+    snapshots = alike and trains and first.orders & Order.SAVE
+    snapshot = load_step(worker_folder(home, world.rank), centre.step) if snapshots else None
     lacking = [rank for rank, has in enumerate(world.all_gather_object(snapshot is not None or not trains)) if not has]
     rounds = 1 + first.samples_before % run.feed.samples // before.training.batch  # at least one is under way
     done = rounds if len(lacking) < seats.workers else 0  # at the centre an epoch of their own matters no more
