@@ -20,10 +20,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.conftest import handlers_restored
 from tests.progress import Run, Watched, poll_until, run
 from tests.training.trace_format import check_trace
 from tests.usage_errors import assert_one_line_error
 
+from unisono.cli import ranks
 from unisono.cli.ranks import OptionalOutput, count_ranks, exit_code
 from unisono.errors import LaunchError
 from unisono.launch import MALLOC_ENVIRONMENT, launch_environment
@@ -644,6 +646,14 @@ def test_without_a_checkpoint_a_run_begins_again(on_ranks: Run, recipe: str, end
 )
 def test_exit_codes(code: int, received: list[int], expected: int) -> None:
     assert exit_code(code, received) == expected
+
+
+def test_sigusr1_ends_no_ranks_that_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    starting = ["sh", "-c", "kill -USR1 $PPID; sleep 0.5; exit 3"]
+    monkeypatch.setattr(ranks, "launch_command", lambda *_: starting)
+    monkeypatch.setattr(ranks, "PASSED_ON", {signal.SIGUSR1: signal.SIGUSR1})
+    with handlers_restored():
+        assert ranks.launch(2) == 3
 
 
 def test_the_number_of_ranks_is_the_launchers_or_as_given_or_the_recipes(monkeypatch: pytest.MonkeyPatch) -> None:

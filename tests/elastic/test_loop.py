@@ -263,6 +263,33 @@ def test_sigterm_ends_the_steps_after_a_copy_and_a_second_one_at_once(monkeypatc
 
 
 @pytest.mark.usefixtures("memory")
+def test_sigterm_waits_for_no_copy_that_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of a large state are minutes apart."""
+    monkeypatch.setattr(memory_copies, "MAX_SHARE", 1e-9)
+    monkeypatch.setattr(loop, "ASK_SECONDS", 0.0)
+    steps, done = Loop(alone(), model=nn.Linear(3, 2)).steps(1000), 0
+    with handlers_restored(), pytest.raises(SystemExit):
+        for done in steps:
+            if done == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.1)
+    assert done < 900
+    assert max(map(step_of, checkpoint_names(Path(os.environ[MEMORY_VARIABLE])))) == done + 1
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize("minutes", [0, 10])
+def test_the_last_copy_goes_to_the_disk_where_memory_takes_none(tmp_path: Path, minutes: int) -> None:
+    Path(os.environ[MEMORY_VARIABLE]).write_text("in the way")
+    with handlers_restored(), pytest.raises(SystemExit):
+        for step in Loop(alone(), checkpoint_minutes=minutes, model=nn.Linear(3, 2)).steps(3):
+            if step == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.1)
+    assert checkpoint_names(tmp_path / "checkpoints") == [checkpoint_name(3)]
+
+
+@pytest.mark.usefixtures("memory")
 def test_a_state_that_cannot_be_kept_is_refused_before_the_first_step() -> None:
     optimizer = torch.optim.SGD(nn.Linear(3, 2).parameters(), 0.1)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 8])

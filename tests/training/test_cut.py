@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,12 +14,15 @@ from hypothesis import strategies as st
 from unisono.asynchronous.event_log import EventLog, logged_servers, read_order
 from unisono.asynchronous.messages import Order, Reply, WorkerProgress
 from unisono.asynchronous.serving import resized, resumed_states
+from unisono.errors import CheckpointError, RecipeError
+from unisono.rules import EASGD
 from unisono.step.rule import SeatCounts
 from unisono.training import run_directory
 from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names
 from unisono.training.cut import (
     WorkerCounters,
+    begin_resumed,
     centre_checkpoint,
     cuts_to_try,
     dead_before,
@@ -24,6 +30,7 @@ from unisono.training.cut import (
     load_cut,
     worker_folder,
 )
+from unisono.training.recipe import Recipe, TrainingRecipe
 
 
 def snapshot(home: Path, worker: int, cut: int) -> None:
@@ -150,6 +157,40 @@ def test_a_final_centre_is_used_without_snapshots(tmp_path: Path) -> None:
     centre(tmp_path, 30, 15, Order.CENTRE)
     loaded = load_cut(tmp_path, SeatCounts(2, 1))
     assert loaded is not None and loaded.centre.step == 30
+
+
+def resumed(home: Path, data: str = "digits", **training: int) -> list[str]:
+    """The notes of a run of two workers that is resumed, as worker 0 has them."""
+    world = SimpleNamespace(
+        rank=0, size=2, call_on_root=lambda action: action(), all_gather_object=lambda has: [has] * 2
+    )
+    model = torch.nn.Module()
+    model.w = torch.nn.Parameter(torch.ones(1))
+    feed, trainer = SimpleNamespace(fingerprint=data, samples=100), SimpleNamespace(model=model)
+    recipe = Recipe(training=TrainingRecipe(**training))
+    run: Any = SimpleNamespace(world=world, home=home, feed=feed, trainer=trainer, recipe=recipe)
+    return list(begin_resumed(EASGD(server="thread"), run, Recipe()).notes)
+
+
+def test_snapshots_go_on_with_the_samples_and_steps_of_their_epochs(tmp_path: Path) -> None:
+    centre(tmp_path, 20, 10)
+    for worker in range(2):
+        snapshot(tmp_path, worker, 20)
+    for changed in ({"batch": 32}, {"seed": 7}):
+        with pytest.raises(RecipeError, match="but the run stopped 1 steps into an epoch with"):
+            resumed(tmp_path, **changed)
+    with pytest.raises(CheckpointError, match=r"other data \(digits\) than now \(others\): begin a new run"):
+        resumed(tmp_path, "others")
+    assert len(resumed(tmp_path, "digits partitioned", epochs=20)) == 1  # older releases: without the storage
+    centre(tmp_path, 30, 15, Order.CENTRE)
+    assert "worker 0, 1 left no snapshot" in resumed(tmp_path, batch=32)[1]
+
+
+def test_a_final_centre_with_the_name_of_a_cut_has_no_snapshots(tmp_path: Path) -> None:
+    for worker in range(2):
+        snapshot(tmp_path, worker, 20)
+    centre(tmp_path, 20, 11, Order.CENTRE)
+    assert "worker 0, 1 left no snapshot" in resumed(tmp_path)[1]
 
 
 def test_a_damaged_centre_is_renamed_and_the_next_one_used(tmp_path: Path) -> None:

@@ -144,7 +144,8 @@ def test_a_network_of_ones_own_is_found_again_from_the_runs_folder(
 def test_data_and_a_plan_are_found_again_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are given from the current folder, also beside a recipe that is elsewhere."""
     monkeypatch.chdir(tmp_path)
-    recipe = read_recipe(DIGITS, ["data.pack=packs/pets", "compute.plan=plan.json"])
+    recipe = read_recipe(DIGITS, ["data.pack=packs/pets", "data.files=pets", "compute.plan=plan.json"])
+    assert recipe.data.files == str(tmp_path / "pets")
     assert (recipe.data.pack, recipe.compute.plan) == (str(tmp_path / "packs" / "pets"), str(tmp_path / "plan.json"))
     (tmp_path / "recipe.toml").write_text(tomli_w.dumps(to_dict(recipe)))
     monkeypatch.chdir("/")

@@ -190,7 +190,11 @@ def launch(
     received: list[int] = []
     started: list[subprocess.Popen[bytes]] = []
 
+    startup: Startup | None = None
+
     def pass_on(signum: int, _frame: FrameType | None) -> None:
+        if signum == signal.SIGUSR1 and (startup is None or startup.active):
+            return  # there is nothing to save, and a rank that imports would be ended by it
         received.append(signum)
         for process in started:
             process.send_signal(PASSED_ON[signal.Signals(signum)])

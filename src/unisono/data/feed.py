@@ -196,6 +196,8 @@ def packed_feed(
         raise
     if storage.order_name:  # in the middle of an epoch, a resumed run needs the same order
         fingerprint += f", {storage.order_name}"
+    elif out_of_step:  # by which a rank's own samples are others
+        fingerprint += f" {place.storage}"
     held = 0
     if out_of_step:
         with observed(observe, "shuffle", "shuffle"):

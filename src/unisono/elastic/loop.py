@@ -9,7 +9,7 @@
     rank 0, 1     step 0 │ copy │ step 1 ... step 40 │ copy │ ...        at most 2% of the time
     rank 1 dies: all begin again, load the copy of step 40, and make step 41
     both hosts die: all begin again, from the newest checkpoint on the disk, one each 10 minutes
-    SIGTERM: all end after a copy, which `unisono run --elastic --resume RUN train.py` begins with
+    SIGTERM: in about a second all end after a copy, which `unisono run --elastic --resume RUN train.py` begins with
 
 A second SIGTERM ends all at once, as in `unisono train`. After the last step signals mean what they did before.
 
@@ -42,6 +42,9 @@ from unisono.training.memory_copies import MemoryCopies, newest_copy
 from unisono.training.run_directory import CHECKPOINTS
 from unisono.training.signals import STOPPED, SignalHandlers
 from unisono.world import World
+
+ASK_SECONDS = 1.0
+"""Seconds between two steps after which all ranks ask whether to end or to copy; less where copies come more often."""
 
 
 class Kept(Protocol):
@@ -90,26 +93,27 @@ class Loop:
             self._check_alike({} if copy is None else copy.progress, resumed=newest is None)
             if copy is not None:
                 self._load(copy)
-            begin = due = 0 if copy is None else copy.step
+            begin = ask = 0 if copy is None else copy.step
             discarded = self._world.call_on_root(lambda: discard_newer(self._home / CHECKPOINTS, begin, damaged))
             for note in discarded if self._world.rank == 0 else ():
                 self._warn(note)
             began = time.monotonic()
             for step in range(begin, count):
                 yield step
-                signals.pending_since = None
-                if step < due and step + 1 < count:
+                if step < ask and step + 1 < count:
                     continue
-                state = torch.tensor([int(signals.stop), int(self._copies.writing)])
-                stops, writing = self._world.allreduce(state, op="maximum").tolist()
-                if (step >= due and not writing) or stops:
-                    self._copies.write(lambda made=step + 1: self._checkpoint(made))  # type: ignore[misc]
+                due = self._world.rank == 0 and self._copies.due()
+                state = torch.tensor([int(signals.stop), int(self._copies.writing), int(due)])
+                stops, writing, due = self._world.allreduce(state, op="maximum").tolist()
+                if (due and not writing) or stops:
+                    self._copies.write(lambda made=step + 1: self._checkpoint(made), bool(stops))  # type: ignore[misc]
                 if stops:
                     self._copies.wait()
                     signals.saved = True
                     sys.exit(STOPPED)
-                steps = self._copies.seconds * (step + 1 - begin) / (time.monotonic() - began)
-                due = step + int(self._world.broadcast(torch.tensor(max(1, math.ceil(steps)))))
+                seconds = min(self._copies.seconds, ASK_SECONDS)
+                steps = seconds * (step + 1 - begin) / (time.monotonic() - began)
+                ask = step + int(self._world.broadcast(torch.tensor(max(1, math.ceil(steps)))))
 
     def _check_alike(self, before: dict[str, Any], resumed: bool) -> None:
         """Compare the program of all ranks, and what they compute with, to those of the generation `before`. A run that

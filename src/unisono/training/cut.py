@@ -34,6 +34,7 @@ import torch
 from unisono.asynchronous.event_log import logged_servers, read_events, read_order, truncate_events
 from unisono.asynchronous.messages import Order, Reply, decode_reply
 from unisono.asynchronous.serving import RunState, afresh, begin, resized, resumed_states
+from unisono.data.feed import is_same_data
 from unisono.errors import CheckpointError, UsageError
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.step.rule import SeatCounts
@@ -46,9 +47,10 @@ from unisono.training.checkpoint.layout import (
     read_progress,
     step_of,
 )
-from unisono.training.state import discard_newer, find_checkpoint, fitting
+from unisono.training.state import RunPoint, check_change, discard_newer, find_checkpoint, fitting
 
 if TYPE_CHECKING:
+    from unisono.training.recipe import Recipe
     from unisono.training.run import Run
 
 FOLDER = "workers"
@@ -207,9 +209,9 @@ def begin_replay(seats: SeatCounts, source: Path) -> Beginning:
     return replace(begin_new(seats), notes=(note,), recorded=orders)
 
 
-def begin_resumed(rule: BaseAsynchronousRule, run: Run) -> Beginning:
-    """Load the newest centre into the model. Return the beginning. Collective. Raises CheckpointError for other
-    data."""
+def begin_resumed(rule: BaseAsynchronousRule, run: Run, before: Recipe) -> Beginning:
+    """Load the newest centre into the model. Return the beginning. Collective. Raises CheckpointError for other data,
+    RecipeError for changes of the recipe `before` that snapshots, each within an epoch of its own, cannot take."""
     world, home, data = run.world, run.home, run.feed.fingerprint
     seats = rule.seats(world.size)
     cut = world.call_on_root(lambda: load_cut(home, seats))
@@ -217,13 +219,18 @@ def begin_resumed(rule: BaseAsynchronousRule, run: Run) -> Beginning:
         world.call_on_root(lambda: discard_after(home, -1, []))
         return replace(begin_new(seats), notes=(f"{home} has no checkpoint yet: the run begins again",))
     centre, first = cut.centre, cut.replies[0]
-    if (before := centre.progress["data"]) != data:
-        raise CheckpointError(f"the run was trained on other data ({before}) than now ({data}): begin a new run")
+    if not is_same_data(trained := centre.progress["data"], data):
+        raise CheckpointError(f"the run was trained on other data ({trained}) than now ({data}): begin a new run")
     with fitting(f"step {centre.step}'s checkpoint"):
         load_weights(run.trainer.model, centre.weights)
     had, alike, trains = cut.seats, cut.seats == seats, world.rank < seats.workers
-    snapshot = load_step(worker_folder(home, world.rank), centre.step) if alike and trains else None
+    # the final centre may have the name of a cut before the last exchange, whose snapshot would make that again
+    snapshots = alike and trains and first.orders & Order.SAVE
+    snapshot = load_step(worker_folder(home, world.rank), centre.step) if snapshots else None
     lacking = [rank for rank, has in enumerate(world.all_gather_object(snapshot is not None or not trains)) if not has]
+    rounds = 1 + first.samples_before % run.feed.samples // before.training.batch  # at least one is under way
+    done = rounds if len(lacking) < seats.workers else 0  # at the centre an epoch of their own matters no more
+    check_change(before, run.recipe, RunPoint(done=done, step=1, data=data), data)
     states, note = resumed_states(cut.replies), ""
     if not alike:
         states = resized(states, *seats)

@@ -84,9 +84,9 @@ class MemoryCopies:
         """Return True if it is time for a copy. Rank 0 asks all others for it."""
         return not self.writing and time.monotonic() - self._began > self.seconds
 
-    def write(self, make: Callable[[], Checkpoint]) -> None:
+    def write(self, make: Callable[[], Checkpoint], last: bool = False) -> None:
         """Write a copy of what `make` returns, which all ranks call together. It is written beside the steps, but for
-        the first one."""
+        the first one. The `last` one before the end is written to the disk where rank 0's memory takes none."""
         self.wait()
         began = time.monotonic()
         checkpoint = make()
@@ -97,12 +97,13 @@ class MemoryCopies:
                     line = {"first_step": checkpoint.step, "ranks": self._world.size, "time": time.time()}
                     run_directory.add_line(self._home / run_directory.GENERATIONS, line)
         first, self._first = self._first, False
+        writes = self._writes or self._checkpoint_seconds or (last and self._world.rank == 0)
         if self._receiver and self._world.rank == self._receiver:
             checkpoint = _receive(self._world)
-        elif self._writes or self._checkpoint_seconds:
+        elif writes:
             checkpoint = replace(checkpoint, **{name: copied(getattr(checkpoint, name)) for name in TENSORS})
-        if self._writes or self._checkpoint_seconds:
-            self._thread = threading.Thread(target=self._save, args=(checkpoint,), name=THREAD)
+        if writes:
+            self._thread = threading.Thread(target=self._save, args=(checkpoint, last), name=THREAD)
             self._thread.start()
         if self._receiver and self._world.rank == 0:  # a death meanwhile leaves its own copy
             _send(self._world, self._receiver, checkpoint)
@@ -126,14 +127,15 @@ class MemoryCopies:
                 self._warn(f"copies in memory go on, but {lacking}: {error}")
             self._warned.add(lacking)
 
-    def _save(self, checkpoint: Checkpoint) -> None:
+    def _save(self, checkpoint: Checkpoint, last: bool) -> None:
         if self._writes:
             self._copy(checkpoint)
         checkpoints = self._home / run_directory.CHECKPOINTS
-        if self._checkpoint_seconds:
+        alone = last and self._world.rank == 0 and not self._writes  # no memory has a copy
+        if self._checkpoint_seconds or alone:
             with self._warning("the disk takes no checkpoint"):
                 checkpoints.mkdir(exist_ok=True)  # its time is that of its newest checkpoint, or of the first copy
-                if time.time() - checkpoints.stat().st_mtime > self._checkpoint_seconds:
+                if alone or time.time() - checkpoints.stat().st_mtime > self._checkpoint_seconds:
                     save(checkpoints, checkpoint)
 
     def _copy(self, checkpoint: Checkpoint) -> None:

@@ -336,8 +336,11 @@ def read_as(kind: type[AnyRecipe], path: Path, changes: Sequence[str] = ()) -> A
             packaged = path.resolve().parent == FOLDER  # nobody's code is beside those
             folder = ((Path.cwd() if packaged else path.parent) / options.folder).resolve()
             recipe = replace(recipe, **{table: replace(options, folder=str(folder))})
-    pack, plan = (place and str(Path(place).absolute()) for place in (recipe.data.pack, recipe.compute.plan))
-    return replace(recipe, data=replace(recipe.data, pack=pack), compute=replace(recipe.compute, plan=plan))
+    places = recipe.data.pack, recipe.data.files, recipe.compute.plan
+    pack, files, plan = (place and str(Path(place).absolute()) for place in places)
+    return replace(
+        recipe, data=replace(recipe.data, pack=pack, files=files), compute=replace(recipe.compute, plan=plan)
+    )
 
 
 def parse_recipe(

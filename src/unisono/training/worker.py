@@ -44,7 +44,7 @@ from unisono.training.measures import result_rows
 from unisono.training.player import CopyState, Draw, Event, EventPlayer, Save, Snapshot, Timer, TrainStep, seed_of_step
 from unisono.training.recipe import Recipe, rate_at
 from unisono.training.signals import STOPPED, SignalHandlers
-from unisono.training.state import RunPoint, check_change, load_rank
+from unisono.training.state import RunPoint, load_rank
 from unisono.training.trainer import KINDS
 from unisono.uncaught import THREAD_PREFIX
 
@@ -73,8 +73,7 @@ class WorkerPlayer(EventPlayer):
         """Load the centre of a run that is resumed, whose recipe was `before`, or the log of a replayed one."""
         run, source = self.run, self.run.options.replay
         if before is not None:
-            check_change(before, run.recipe, RunPoint(step=1), run.feed.fingerprint)
-            self._beginning = cut.begin_resumed(self.rule, run)
+            self._beginning = cut.begin_resumed(self.rule, run, before)
         elif source is not None:
             self._beginning = run.world.call_on_root(lambda: cut.begin_replay(self.links.seats, source))
         run.began -= self._beginning.seconds

@@ -87,6 +87,19 @@ def test_a_file_that_is_gone_is_named(on_ranks: OnRanks, options: DataOptions, t
     on_ranks(1, work)
 
 
+def test_a_file_that_was_cut_off_since_is_named(on_ranks: OnRanks, options: DataOptions, tmp_path: Path) -> None:
+    def work(world: Any) -> None:
+        feed = packed_feed(replace(options, storage="files"), world, SEED)
+        with pytest.raises(DecodeError, match=rf"odd/5\.png in .* has {size - 9} bytes, and had {size} when it was"):
+            list(feed.epoch(0, BATCH, 0))
+        feed.close()
+
+    file = tmp_path / "files" / "train" / "odd" / "5.png"
+    size = file.stat().st_size
+    file.write_bytes(file.read_bytes()[:-9])
+    on_ranks(1, work)
+
+
 def test_files_that_the_pack_was_not_made_from_are_refused(
     on_ranks: OnRanks, options: DataOptions, tmp_path: Path
 ) -> None:

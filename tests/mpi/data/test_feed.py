@@ -172,6 +172,7 @@ def test_each_rank_draws_by_itself_while_the_others_draw_nothing(group: World, p
     """One rank after another draws two epochs of its own and the test set; the others are in no call of the feed."""
     options = DataOptions(pack=str(packs), storage=storage, threads=2)
     feed = packed_feed(options, group, SEED, out_of_step=True)
+    assert storage in feed.fingerprint, "in another storage a rank's own samples are others"
     mine = np.arange(SAMPLES)
     if storage != "replicated":
         mine = np.sort(share(permutation(SAMPLES, SEED, 0), SAMPLES, 0, group.rank, group.size))

@@ -28,7 +28,8 @@ rate, seed = recipe["optimizer"]["learning_rate"], recipe["training"]["seed"]
 if rate == 666 and not Path("repaired").exists():
     raise ValueError("no such rate")
 if rate == 777 and not Path("repaired").exists():
-    signal.signal(signal.SIGUSR1, lambda *_: Path("usr1").touch())
+    before = signal.signal(signal.SIGUSR1, lambda *_: Path("usr1").touch())
+    Path("ignored").write_text(str(before == signal.SIG_IGN))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     Path("ready").touch()
     while True:

@@ -90,6 +90,7 @@ def test_a_signal_saves_the_current_run_and_ends_the_sweep(
     sender.join()
     assert received == signum
     assert Path("usr1").exists()
+    assert Path("ignored").read_text() == "True", "before the run has a handler of its own"
     assert list(outcomes.values()) == [ENDED, RunOutcome(RunStatus.INTERRUPTED, 143), RunOutcome()]
     assert exit_code(outcomes, received) == 128 + signum
     assert not (sweep.folder / names[2]).exists()

@@ -111,8 +111,9 @@ class SampleKind(ABC):
         """Return the bytes to pack of a sample that is not empty. Raises DecodeError if it is broken or truncated."""
         return sample
 
-    def is_packed_unchanged(self, sample: bytes) -> bool:  # noqa: ARG002  a default
-        """Return True if `encode` keeps a file that is whole, whatever its size. Raises DecodeError for no such file.
+    def is_packed_unchanged(self, sample: bytes, short_side: int = 0) -> bool:  # noqa: ARG002  a default
+        """Return True if `encode` keeps a file that is whole, with this `short_side` in pixels, 0: whatever its size.
+        Raises DecodeError for no such file.
 
         It takes much less time than `encode`.
         """

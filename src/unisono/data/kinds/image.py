@@ -206,10 +206,10 @@ class ImageKind(SampleKind):
 
         return encode_image(sample, options.short_side, options.quality)
 
-    def is_packed_unchanged(self, sample: bytes) -> bool:
+    def is_packed_unchanged(self, sample: bytes, short_side: int = 0) -> bool:
         from unisono.data.kinds.image_codec import is_packed_unchanged  # noqa: PLC0415
 
-        return is_packed_unchanged(sample)
+        return is_packed_unchanged(sample, short_side)
 
     def transform(self, index: Index, options: DataOptions) -> Callable[[], SampleTransform]:
         from unisono.data.kinds.image_transform import ImageDecoder, ImageTransform  # noqa: PLC0415  needs PyTorch

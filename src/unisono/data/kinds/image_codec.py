@@ -92,11 +92,12 @@ def keeps_file(image: Image.Image) -> bool:
     return image.mode in UNCHANGED_FORMATS.get(image.format or "", ()) and "transparency" not in image.info
 
 
-def is_packed_unchanged(sample: bytes) -> bool:
-    """Return True if an image that is not reduced is packed byte for byte, by its header. Raises DecodeError."""
+def is_packed_unchanged(sample: bytes, short_side: int = 0) -> bool:
+    """Return True if an image is packed byte for byte, by its header; `short_side` as below. Raises DecodeError."""
     with damage_named():
         image = Image.open(io.BytesIO(sample))
-    return keeps_file(image) and not _is_rotated(image)
+    small = not short_side or min(image.size) <= short_side
+    return small and keeps_file(image) and not _is_rotated(image)
 
 
 def encode_image(sample: bytes, short_side: int, quality: int) -> bytes:

@@ -33,6 +33,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from queue import SimpleQueue
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +77,9 @@ class StreamedStorage(Storage):
         """
         super().__init__(len(index), world)
         self._index, self._window_bytes, self._blocks = index, options.buffer, blocks_of_pack(index)
-        self.order_name = f"streamed in windows of {options.buffer} bytes"  # with others, the order is another
+        layout = crc32(self._blocks.stripes, crc32(self._blocks.firsts))
+        # with other windows or stripes, the order is another; older releases have not told the stripes
+        self.order_name = f"streamed in windows of {options.buffer} bytes {layout:08x}"
         self._limit = memory_limit(self._blocks, options.buffer, world.size)
         check_free_memory(world, self._limit)
         first, last = bounds(len(index), world.size, world.rank)

@@ -90,6 +90,7 @@ def _run(sweep: Sweep, point: GridPoint, program: Sequence[str], signals: StopSi
             output.write(f"$ unisono {' '.join(arguments)}\n".encode())
             output.flush()
             begin = output.seek(0, os.SEEK_END)
+            handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the run's, too, until it has one of its own
             process = subprocess.Popen(
                 [*program, *arguments],
                 stdin=subprocess.DEVNULL,
@@ -97,6 +98,7 @@ def _run(sweep: Sweep, point: GridPoint, program: Sequence[str], signals: StopSi
                 stderr=subprocess.STDOUT,
                 process_group=0,  # Ctrl-C must not end the run before it is saved
             )
+            signal.signal(signal.SIGUSR1, handler)
             code = signals.wait(process)
             output.seek(begin)
             return outcome_of(code, output.read().decode(errors="replace"))
