@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +13,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.transports.arithmetic import arithmetic_of, perform
+from unisono.call import BARRIER as CALL
+from unisono.transports.arithmetic import Float32Arithmetic, arithmetic_of, perform
 from unisono.transports.exact import ExactArithmetic
 from unisono.transports.signals import BARRIER_ROWS, ENDED, SEQUENCE, STATE, VARIABLE
-from unisono.transports.steps import BARRIER, COMPILED, Row, RowKind, _table_of, copy, kind_of, reduction, steps_of
+from unisono.transports.steps import (
+    BARRIER,
+    COMPILED,
+    Row,
+    RowKind,
+    _table_of,
+    copy,
+    kind_of,
+    longer_player_of,
+    reduction,
+    steps_of,
+)
 from unisono.wires import EXACT
 
 Player = pytest.importorskip("unisono.transports._steps").Player
@@ -96,6 +111,25 @@ def test_the_next_barrier_chooses_the_program() -> None:
         player()
         chosen.append(int(output[0]))
     assert chosen == [1, 2, 0, 1, 2]
+
+
+def test_steps_in_python_of_several_pieces_are_not_kept() -> None:
+    made = list[weakref.ref[torch.Tensor]]()
+
+    class Watched(Float32Arithmetic):
+        def view(self, buffer: Any) -> torch.Tensor:
+            view = super().view(buffer)
+            made.append(weakref.ref(view))
+            return view
+
+    signals: Any = SimpleNamespace(compiled=True, sequence=0, prepare_barrier=lambda _: lambda: None)
+    numbers = np.ones(8, np.float16)
+    into, one, other = (numbers.ctypes.data + 4 * index for index in range(3))
+    rows = reduction(kind_of(torch.float16, "maximum"), into, [one, other], 2)
+    play = longer_player_of(signals, CALL, lambda _: [rows, rows], 1, Watched(torch.float16, "maximum"))
+    play()
+    assert made
+    assert all(view() is None for view in made)
 
 
 def test_threads_meet_and_sum() -> None:

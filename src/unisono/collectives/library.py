@@ -28,7 +28,7 @@ from unisono.call import Call, call_of
 from unisono.collectives.payload import MPI_TYPES, memory_of, share_memory
 from unisono.mpi import MPI
 from unisono.schedules.pieces import bounds
-from unisono.transports.arithmetic import HALF_DTYPES, NUMPY_DTYPES
+from unisono.transports.arithmetic import HALF_DTYPES, NUMPY_DTYPES, tensor_over
 from unisono.transports.exact import integers
 from unisono.transports.plan import Plan, Play, Prepared
 
@@ -181,9 +181,7 @@ _CALLS: Mapping[str, Callable[[Group, Plan], Prepared]] = {
 
 def _tensor_at(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor over memory at an address, which the caller keeps alive."""
-    if length == 0:
-        return torch.empty(0, dtype=dtype, device="cpu")
-    return torch.frombuffer(MPI.memory.fromaddress(address, length * dtype.itemsize), dtype=dtype)
+    return tensor_over(MPI.memory.fromaddress(address, length * dtype.itemsize), dtype)
 
 
 def _carries_check(group: Group, plan: Plan) -> bool:

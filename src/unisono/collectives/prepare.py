@@ -77,7 +77,8 @@ def plan_of(asked: PlanRequest, choice: Choice) -> Plan:
     collective, _, dtype, nbytes, wire, op, root, move_dtype = asked
     parts = [f"{nbytes // dtype.itemsize} x {name_of(dtype)}"]
     parts += [f"root {root}"] if collective in ("broadcast", "reduce") else []
-    parts += [choice.algorithm]
+    apart = choice.transport in ("cma", "sockets")  # which a rank that names the algorithm does not take
+    parts += [f"{choice.algorithm} by {choice.transport}" if apart else choice.algorithm]
     parts += [f"op {op}"] if op not in ("sum", None) else []
     parts += [f"wire {wire}"] if wire is not None else []
     call = call_of(f"{collective}({', '.join(parts)})")

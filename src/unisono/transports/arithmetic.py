@@ -95,6 +95,14 @@ def perform(steps: Iterable[Step]) -> None:
         function(*arguments)
 
 
+def tensor_over(buffer: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return the elements in `buffer` as a tensor that shares its memory."""
+    if torch.is_inference_mode_enabled():  # a tensor that is made in it cannot change outside of it
+        with torch.inference_mode(False):
+            return tensor_over(buffer, dtype)
+    return torch.frombuffer(buffer, dtype=dtype) if len(buffer) else torch.empty(0, dtype=dtype, device="cpu")
+
+
 def copy_of(arithmetic: Arithmetic, view: Any) -> Any:
     """Return a view of new memory with the same elements."""
     fresh = arithmetic.view(np.empty(view.nbytes, np.uint8))
@@ -155,9 +163,7 @@ class Float32Arithmetic:
         self.dtype, self._combine, self.itemsize = dtype, TORCH_OPS[op], dtype.itemsize
 
     def view(self, buffer: Any) -> torch.Tensor:
-        if len(buffer) == 0:
-            return torch.empty(0, dtype=self.dtype, device="cpu")
-        return torch.frombuffer(buffer, dtype=self.dtype)
+        return tensor_over(buffer, self.dtype)
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> Step:
         return into.copy_, (source,)

@@ -112,9 +112,7 @@ def player_of(signals: Signals, call: Call, programs: Sequence[Rounds], arithmet
     All have as many barriers. `arithmetic` is that of reductions. The caller keeps the memory alive. Another call
     on another rank raises MismatchError on every rank.
     """
-    if signals.compiled and not any(
-        row.kind is RowKind.OTHER for rounds in programs for rows in rounds for row in rows
-    ):
+    if _are_compiled(signals, programs):
         return signals.connect(call, [_table_of(rounds) for rounds in programs])
     barrier = signals.prepare_barrier(call)
     steps_of_programs = [[[*steps_of(rows, arithmetic)] for rows in rounds] for rounds in programs]
@@ -141,11 +139,22 @@ def longer_player_of(
 
     def play() -> None:
         index = (signals.sequence + 1) % count
-        if index not in players:
-            players[index] = player_of(signals, call, [rounds_from(index)], arithmetic)
-        players[index]()
+        player = players.get(index)
+        if player is None:
+            programs = [rounds_from(index)]
+            player = player_of(signals, call, programs, arithmetic)
+            if _are_compiled(signals, programs):  # steps in Python can take more memory than the payload
+                players[index] = player
+        player()
 
     return play
+
+
+def _are_compiled(signals: Signals, programs: Sequence[Rounds]) -> bool:
+    """Return True if compiled code plays all rows."""
+    return signals.compiled and all(
+        row.kind is not RowKind.OTHER for rounds in programs for rows in rounds for row in rows
+    )
 
 
 def _table_of(rounds: Rounds) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -9,6 +9,7 @@ import torch
 
 from unisono.collectives.all_gather import all_gather
 from unisono.collectives.all_to_all import all_to_all
+from unisono.collectives.allreduce import allreduce
 from unisono.collectives.group import Group
 from unisono.collectives.ready import MAX_READY
 from unisono.collectives.reduce import broadcast, reduce
@@ -74,3 +75,12 @@ def test_few_are_kept(these: Group) -> None:
     for place in range(len(memory)):
         broadcast(these, memory[place : place + 1])
     assert len(these.ready) <= MAX_READY
+
+
+@pytest.mark.parametrize(("dtype", "op"), [(torch.float16, "sum"), (torch.float32, "maximum")])
+def test_what_inference_mode_has_prepared_is_carried_out_after_it(these: Group, dtype: torch.dtype, op: str) -> None:
+    tensor = torch.empty(1000, dtype=dtype)
+    for inference in (True, False):
+        with torch.inference_mode(inference):
+            allreduce(these, tensor.fill_(1), op=op)
+        assert tensor.eq(these.size if op == "sum" else 1).all()

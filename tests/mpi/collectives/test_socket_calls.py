@@ -150,26 +150,32 @@ MISTAKES: dict[str, Mistake] = {
     "collective": (
         lambda world: world.allreduce(torch.zeros(5)),
         lambda world: world.barrier(),
-        "allreduce(5 x float32, tree)",
+        "allreduce(5 x float32, tree by sockets)",
         "barrier()",
     ),
     "size": (
         lambda world: world.reduce_scatter(torch.zeros(50)),
         lambda world: world.reduce_scatter(torch.zeros(70)),
-        "reduce_scatter(50 x float32, circulant)",
-        "reduce_scatter(70 x float32, circulant)",
+        "reduce_scatter(50 x float32, circulant by sockets)",
+        "reduce_scatter(70 x float32, circulant by sockets)",
     ),
     "op": (
         lambda world: world.allreduce(torch.zeros(5)),
         lambda world: world.allreduce(torch.zeros(5), op="maximum"),
+        "allreduce(5 x float32, tree by sockets)",
+        "allreduce(5 x float32, tree by sockets, op maximum)",
+    ),
+    "algorithm": (
+        lambda world: world.allreduce(torch.zeros(5)),
+        lambda world: world.allreduce(torch.zeros(5), "tree"),
+        "allreduce(5 x float32, tree by sockets)",
         "allreduce(5 x float32, tree)",
-        "allreduce(5 x float32, tree, op maximum)",
     ),
     "object": (
         lambda world: world.all_gather_object("what"),
         lambda world: world.all_gather(torch.zeros(1), torch.zeros(world.size)),
         "all_gather_object()",
-        "x float32, circulant)",
+        "x float32, circulant by sockets)",
     ),
 }
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from unisono.collectives import trials
+from unisono.errors import MismatchError
+from unisono.network.choice import Choice
 from unisono.world import World
 
 
@@ -27,3 +29,16 @@ def test_the_variable_of_one_rank_keeps_the_built_in_choices_on_all(
         assert group.allreduce(torch.ones(length)).eq(world.size).all()
     assert len(measured) == (0 if refusing else 2)
     group.free()
+
+
+def test_an_algorithm_that_one_rank_names_is_not_another_one_s_choice(
+    differing: None, fresh: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if fresh.size == 1:
+        pytest.skip("one rank agrees with itself")
+    measure = trials.Trials._measure
+    monkeypatch.setattr(trials.Trials, "_measure", lambda *given: measure(*given) and Choice("direct", "cma"))
+    tensor = torch.zeros(1 << 16)
+    fresh.allreduce(tensor)
+    with pytest.raises(MismatchError, match=r"direct( by cma)?\), but .* direct( by cma)?\)"):
+        fresh.allreduce(tensor, "direct" if fresh.rank == 0 else "auto")
