@@ -25,8 +25,8 @@ from unisono.optimizers.sharded import StepCheck, check_optimizer
 from unisono.plan.layer_plan import AUTO, ParallelPlan, PlanLike
 from unisono.processor import HOST
 from unisono.reducer import Reducer, reducer_of
+from unisono.reducer.hooks import LIVING
 from unisono.reducer.made_on import check_alike, warn_of_difference
-from unisono.reducer.reducer import LIVING
 from unisono.reducer.structure import compare_models, trainable
 from unisono.reducer.virtual_ranks import VirtualRanks
 from unisono.rules import BSP, BaseRule
