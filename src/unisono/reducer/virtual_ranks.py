@@ -32,8 +32,8 @@ from unisono.reducer.control import StepControl
 from unisono.schedules.pieces import bounds
 from unisono.transports.exact import Gradients
 
-BufferCopies = Sequence[tuple[torch.Tensor, torch.Tensor]]
-"""BufferCopies of a model, each with a copy."""
+BufferCopies = Sequence[tuple[torch.nn.Module, str, torch.Tensor, torch.Tensor]]
+"""Buffers of a model, each with its module, its name there and a copy: a layer may assign another one."""
 
 NONDETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
 
@@ -84,7 +84,7 @@ class VirtualRanks:
         cuts = self._cuts(tensors, whole)
         lacks_first = whole is not None and whole < self.count  # share 0 is empty
         restores = len(self.shares) > 1 or lacks_first
-        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if restores else []
+        buffers = _copies(model) if restores else []
         averages = self.control.averages
         seed = averages if seed is None else seed
         self.kept = []
@@ -118,7 +118,7 @@ class VirtualRanks:
         run: Callable[..., object],
     ) -> Gradients:
         """Return the gradients of a share of any rank, whose pass on its `tensors` `run` makes. Nothing of it stays."""
-        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        buffers = _copies(model)
         self.accumulation.averages = False
         try:
             with random_numbers_kept(self.device), _deterministic():
@@ -165,9 +165,16 @@ def seed_of_share(seed: int, share: int) -> int:
     return int(np.random.SeedSequence((seed, share)).generate_state(1, np.uint64)[0] >> 1)
 
 
+def _copies(model: torch.nn.Module) -> BufferCopies:
+    named = ((module, *item) for module in model.modules() for item in module._buffers.items())
+    return [(module, name, buffer, buffer.clone()) for module, name, buffer in named if buffer is not None]
+
+
 def _restore(buffers: BufferCopies) -> None:
     with torch.no_grad():
-        for buffer, before in buffers:
+        for module, name, buffer, before in buffers:
+            if module._buffers[name] is not buffer:
+                module._buffers[name] = buffer
             buffer.copy_(before)
 
 
