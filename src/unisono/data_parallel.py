@@ -104,6 +104,13 @@ def parallel(
     reducer = reducer_of(model)
     if reducer is None or optimizer is None or plan is not None or not reducer.takes(model, world, chosen, optimizer):
         reducer = attach(model, world, chosen, plan, virtual_ranks, threads)
+    elif (virtual := reducer.programs.virtual) is not None or virtual_ranks:
+        before, of_before = 0 if virtual is None else virtual.count, torch.get_num_threads()
+        if (virtual_ranks, threads) != (before, of_before):
+            raise UsageError(
+                f"virtual_ranks = {virtual_ranks}, threads = {threads} with another optimizer, but the model is "
+                f"parallel with {before} and {of_before}: pass the same"
+            )
     if optimizer is not None:
         check_split_optimizer(model, optimizer)
         if plan is not None and links_of(model) and optimizer.state:  # Adagrad has it from the start
