@@ -26,8 +26,8 @@ from unisono.optimizers.sharded import StepCheck, check_optimizer
 from unisono.plan.layer_plan import AUTO, ParallelPlan, PlanLike
 from unisono.processor import HOST
 from unisono.reducer import Reducer, reducer_of
+from unisono.reducer.hooks import LIVING
 from unisono.reducer.made_on import check_alike, warn_of_difference
-from unisono.reducer.reducer import LIVING
 from unisono.reducer.structure import compare_models, trainable
 from unisono.reducer.virtual_ranks import VirtualRanks
 from unisono.rules import BSP, BaseRule
@@ -108,6 +108,13 @@ def parallel(
     reducer = reducer_of(model)
     if reducer is None or optimizer is None or plan is not None or not reducer.takes(model, world, chosen, optimizer):
         reducer = attach(model, world, chosen, plan, virtual_ranks, threads)
+    elif (virtual := reducer.programs.virtual) is not None or virtual_ranks:
+        before, of_before = 0 if virtual is None else virtual.count, torch.get_num_threads()
+        if (virtual_ranks, threads) != (before, of_before):
+            raise UsageError(
+                f"virtual_ranks = {virtual_ranks}, threads = {threads} with another optimizer, but the model is "
+                f"parallel with {before} and {of_before}: pass the same"
+            )
     if optimizer is not None:
         check_split_optimizer(model, optimizer)
         if plan is not None and links_of(model) and optimizer.state:  # Adagrad has it from the start

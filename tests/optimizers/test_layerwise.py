@@ -213,3 +213,11 @@ def test_norms_of_halves_are_summed_in_float32(kind: type[LARS] | type[LAMB]) ->
     parameter.grad = torch.ones_like(parameter)
     kind([parameter], 10).step()
     assert bool((parameter.detach().isfinite() & (parameter.detach() < 1000)).all())
+
+
+def test_the_step_of_lamb_is_on_the_host_whatever_the_default_device() -> None:
+    weights = nn.Parameter(torch.ones(2, 2))
+    weights.grad = torch.ones(2, 2)
+    with torch.device("meta"):
+        LAMB([weights], RATE).step()
+    assert not weights.eq(1).any()

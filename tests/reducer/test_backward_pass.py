@@ -171,6 +171,18 @@ def test_a_gradient_that_hooks_may_change_waits_for_the_next_one() -> None:
     assert passes.end() == SECOND
 
 
+def test_two_gradients_that_wait_at_once_count_both() -> None:
+    """As in two reentrant checkpoints of one layer: the first hook has the sum of both when it is added."""
+    passes = Passes()
+    begun = passes.begin()
+    passes.ready(3)
+    passes.ready(2, last=False)
+    passes.parameters[2].grad += 1
+    begun.mark_ready(2, complete=False)
+    assert passes.end() == [*FIRST[1:], *SECOND]
+    assert torch.equal(begun.replica.gradients[2], torch.full((16,), 3.0))  # type: ignore[arg-type]
+
+
 def test_gradients_are_taken_from_the_parameters() -> None:
     passes = Passes()
     begun = passes.begin()

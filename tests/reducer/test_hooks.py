@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from unisono.reducer.hooks import WaitOnAccess, register_hooks, wait_on_access
+from unisono.engine import weakly
+from unisono.errors import UsageError
+from unisono.reducer.hooks import LIVING, WaitOnAccess, check_kept, register_hooks, wait_on_access
 
 
 class Record:
@@ -21,6 +23,7 @@ class Record:
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, bool]] = []
+        self.parameters: list[nn.Parameter] = []
 
     def mark_ready(self, index: int, last: bool) -> None:
         self.calls.append((index, last))
@@ -56,7 +59,25 @@ def test_they_do_not_keep_the_receiver_alive() -> None:
         assert reference() is None
     finally:
         gc.enable()
-    model(torch.ones(1, 2)).sum().backward()
+
+
+def test_parameters_of_a_model_that_is_gone_are_not_trained_alone() -> None:
+    """Unless they are in another parallel model."""
+    body, owner = torch.nn.Linear(2, 2), Record()
+    optimizer = torch.optim.SGD(body.parameters(), 0.1)
+    register_hooks(list(body.parameters()), owner.mark_ready)
+    refuse = weakly(owner.mark_ready, check_kept)
+    del owner
+    with pytest.raises(UsageError, match=r"the parallel model is gone, .* keep what unisono\.parallel returns"):
+        body(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(UsageError, match="the parallel model is gone"):
+        refuse(optimizer)
+    copy.deepcopy(body)(torch.ones(1, 2)).sum().backward()
+    other = Record()
+    other.parameters = list(body.parameters())
+    LIVING.add(other)
+    body(torch.ones(1, 2)).sum().backward()
+    refuse(optimizer)
 
 
 class Late:

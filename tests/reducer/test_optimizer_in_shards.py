@@ -248,3 +248,17 @@ def test_a_hook_that_was_added_later_is_refused() -> None:
     rank.optimizer.hide_gradients(rank.begin())
     with pytest.raises(UsageError, match="SGD has hooks on its step"):
         optimizer.step()
+
+
+@pytest.mark.device
+def test_numbers_of_a_parameter_that_are_on_its_device_stay_there(pretend: Callable[[int], torch.device]) -> None:
+    """Adam(capturable=True) has its step there; any other has it on the host."""
+    rank, device = Rank(), pretend(0)
+    rank.shard(rank.sgd(), own_loop=False)
+    rank.optimizer._parameters = [parameter.to(device) for parameter in rank.parameters]
+    for index, where in enumerate((device, torch.device("cpu"))):
+        moments = {"step": torch.ones((), device=where), "exp_avg": torch.ones(4, device=device)}
+        rank.optimizer.optimizer.state[Segment(index, 0, 4)] = moments
+    (_, first), (_, second) = rank.optimizer._joined_states()
+    assert [first[name].device.type for name in ("step", "exp_avg")] == ["pretend"] * 2
+    assert [second[name].device.type for name in ("step", "exp_avg")] == ["cpu", "pretend"]

@@ -6,12 +6,14 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
+from math import isnan, nan
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
+from unisono.engine import OperationSpan
 from unisono.errors import UsageError
 from unisono.placement import Partition
 from unisono.plan.bucket_layout import plan_memory
@@ -19,11 +21,13 @@ from unisono.plan.choose import BUCKET_SIZES, INITIAL_BUCKET_BYTES, MEASURED_BUC
 from unisono.plan.trials import steps_per_trial
 from unisono.processor import Counters
 from unisono.reducer import tuning as module
-from unisono.reducer.tuning import Tuning
+from unisono.reducer.tuning import StepTimes, Tuning
 from unisono.rules import BSP, BaseRule, Exchange, Sharded
+from unisono.step import operations
 from unisono.step.costs import Computing, Cost
 from unisono.step.layout import Bucket
 from unisono.step.overlaps import OVERLAPS
+from unisono.step.program import Task
 
 LENGTHS = [1 << 14, 1 << 16, 1 << 22, 1 << 20]
 """Floats of four layers: 20.3 MiB, of which the third has 16."""
@@ -161,6 +165,22 @@ def test_the_first_steps_follow_the_plan(tune: Tune) -> None:
     assert course.settings[3:5] == [Setting("chain", MEASURED_BUCKET_BYTES[1], ())] * 2
     for size in MEASURED_BUCKET_BYTES:
         assert {bucket.nbytes for bucket in Memory().plan(REVERSED, size)} <= set(course.measured.exchanged)
+
+
+def test_a_setting_whose_passes_have_failed_is_tried_again(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have exchanged nothing, so times are missing."""
+    times, world = StepTimes(4), Ranks()
+    for key in (1, 2):
+        times.observe(OperationSpan("", "", "", 0.0, 0.5, Task(operations.NODE_SUM, key, "")))
+    assert times.exchange_seconds(world, (1, 2)) == [0.5, 0.5]
+    assert isnan(sum(times.exchange_seconds(world, (1, 2))))
+    known, asked = Measured.exchange_seconds, itertools.count()
+
+    def after_two(self: Measured, world: Ranks, keys: Sequence[int]) -> list[float]:
+        return [nan] if next(asked) < 2 else known(self, world, keys)
+
+    monkeypatch.setattr(Measured, "exchange_seconds", after_two)
+    assert tune().settings[1:5] == [Setting("chain", MEASURED_BUCKET_BYTES[0], ())] * 4
 
 
 @pytest.mark.parametrize("overlap", ["auto", *OVERLAPS])

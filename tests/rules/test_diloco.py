@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,16 +17,16 @@ from torch import nn
 
 from unisono.errors import StepError, UsageError
 from unisono.rules import BSP, DiLoCo, Exchange, LocalSGD, diloco
-from unisono.rules.outer import PACK_CHANGE
+from unisono.rules.outer import PACK_CHANGE, sum_with_feedback
 from unisono.step.costs import Computing, Cost, Costs
 from unisono.step.layout import Layout, Updates, even_layout
 from unisono.step.overlaps import OVERLAPS
 from unisono.step.predict import predict
 from unisono.step.program import Step, StepProgram, Task
-from unisono.step.replica import ANCHOR, RESIDUAL, SUM_RESIDUAL
+from unisono.step.replica import ANCHOR, RESIDUAL, SUM_RESIDUAL, RuleMemory
 from unisono.step.verify import verify
 from unisono.testing import InProcessReplica, play_in_process
-from unisono.wires import encoded_share
+from unisono.wires import encoded_share, wire_of
 
 
 def steps(count: int) -> list[Step]:
@@ -292,3 +294,11 @@ def test_local_sgd_with_a_wire_follows_the_exact_mean(wire: str) -> None:
         close(net, nets[0], 0.0)
         close(net, exact, 0.02 if wire == "int8" else 0.2)
     assert not torch.equal(nets[0].first.weight, exact.first.weight)
+
+
+def test_quantized_changes_are_on_the_host_whatever_the_default_device() -> None:
+    alone: Any = SimpleNamespace(size=1, rank=0, all_to_all=lambda sent, _: sent, all_gather=lambda *_: None)
+    changes = torch.tensor([1.0, 0.5])
+    with torch.device("meta"):
+        sum_with_feedback(changes, wire_of("int8", torch.float32), RuleMemory(), 1, alone)
+    torch.testing.assert_close(changes, torch.tensor([1.0, 0.5]), rtol=0, atol=0.01)

@@ -171,12 +171,12 @@ class Closing(ABC):
             self.close()
 
 
-def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls a bound method as long as its object lives, and then does nothing."""
+def weakly(method: Callable[..., Any], gone: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Return a function that calls a bound method as long as its object lives, and then `gone`, or nothing."""
     reference = weakref.WeakMethod(method)
 
     def call(*arguments: Any, **named: Any) -> Any:
-        living = reference()
+        living = reference() or gone
         return None if living is None else living(*arguments, **named)
 
     return call

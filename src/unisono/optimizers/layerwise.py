@@ -163,7 +163,7 @@ class LAMB(LayerwiseOptimizer):
     def direction(self, weights: Tensor, gradient: Tensor, state: State, group: State, layer: bool) -> Tensor:
         """Return Adam's step u, for a layer with its decay."""
         if not state:
-            state["step"] = torch.zeros(())
+            state["step"] = torch.zeros((), device="cpu")
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weights), torch.zeros_like(weights)
         first, second = group["betas"]
         state["step"] += 1

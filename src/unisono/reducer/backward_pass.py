@@ -73,8 +73,9 @@ class BackwardPass:
     def mark_ready(self, index: int, complete: bool) -> None:
         """Add a parameter's gradient, after those that have waited. It waits too unless it is `complete`: hooks of the
         program may still change it."""
-        if self._postponed:
-            self._add_postponed()
+        if index in self._postponed:  # of another reentrant checkpoint: `.grad` is the sum of both, and waits
+            return
+        self._add_postponed()
         if complete:
             self._take(index)
         else:

@@ -193,7 +193,7 @@ def difference_of(changes: Sequence[int | None], digests: Sequence[int]) -> str:
             f"the weights were changed on {names_of(changed)}, but not on {names_of(unchanged)}, so ranks differ (an "
             "optimizer step, load_state_dict or an assignment on some ranks alone): make it on all ranks, after the "
             "same backward passes, or on none; a rank without a batch calls unisono.synchronize(model) in place of "
-            "backward()"
+            "backward(), and then makes the step as all do"
         )
     first, other = compared[0], next(rank for rank in compared if changes[rank] != changes[compared[0]])
     return (
@@ -232,6 +232,11 @@ class StepControl:
         self._last: Agreement | None = None
         self._reported: ControlResult | None = None  # the last result whose error or warning was reported
         self._samples_ever_given = self._warned = False
+
+    @property
+    def failed(self) -> bool:
+        """True where the last pass has failed; before the first one, too."""
+        return self._last is None
 
     def add_samples(self, samples: float) -> None:
         """Add to the number of samples that the next average's loss is a mean of. Raises UsageError for one that is

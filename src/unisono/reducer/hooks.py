@@ -5,17 +5,32 @@ They keep nothing alive: Python's collector does not see what holds hooks.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from unisono.engine import weakly
+from unisono.errors import UsageError
 from unisono.plan.trace import tensors_in
 
 if TYPE_CHECKING:
     from unisono.reducer.reducer import Reducer
+
+LIVING = weakref.WeakSet["Reducer"]()
+"""Reducers of all parallel models: an optimizer may have parameters of several."""
+
+
+def check_kept(trained: torch.Tensor | torch.optim.Optimizer) -> None:
+    """Raise UsageError for a parameter whose Reducer is gone with its model, and for an optimizer of such alone."""
+    groups = [{"params": [trained]}] if isinstance(trained, torch.Tensor) else trained.param_groups
+    held = {id(parameter) for reducer in LIVING for parameter in reducer.parameters}
+    if held.isdisjoint(id(parameter) for group in groups for parameter in group["params"]):
+        raise UsageError(
+            "the parallel model is gone, but parameters of it are trained: keep what unisono.parallel returns, also a "
+            "torch.nn.ModuleDict of models; of a model that was deleted, train on a copy (copy.deepcopy)"
+        )
 
 
 class BackwardEndCallback:
@@ -38,12 +53,16 @@ def register_hooks(
     parameters: Sequence[torch.Tensor], mark_ready: Callable[[int, bool], None]
 ) -> list[RemovableHandle]:
     """Call a bound method for each gradient that is complete, as long as its object lives: with the parameter's index,
-    and True where no hooks of the program's own follow, which may change it. Return the handles."""
-    living = weakly(mark_ready)
+    and True where no hooks of the program's own follow, which may change it. Later they raise UsageError, unless the
+    parameter is in another parallel model. Return the handles."""
+    reference = weakref.WeakMethod(mark_ready)
 
     def hook_of(index: int) -> Callable[[torch.Tensor], None]:
         def hook(parameter: torch.Tensor) -> None:
-            living(index, next(reversed(parameter._post_accumulate_grad_hooks.values())) is hook)
+            if (living := reference()) is None:
+                check_kept(parameter)
+            else:
+                living(index, next(reversed(parameter._post_accumulate_grad_hooks.values())) is hook)
 
         return hook
 

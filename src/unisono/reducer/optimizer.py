@@ -323,15 +323,21 @@ class ShardedOptimizer:
         """Yield each parameter's index and whole state; empty where it has none. That of a split one is of this rank's
         part."""
         shards: list[list[tuple[Segment, State]]] = [[] for _ in self._parameters]
+        moved: list[set[str]] = [set() for _ in self._parameters]  # names of state on the parameter's device
         for key, state in self._state.items():
             if isinstance(key, Segment):
                 on_host = {name: value.cpu() if torch.is_tensor(value) else value for name, value in state.items()}
                 shards[key.parameter].append((key, on_host))
+                device = self._parameters[key.parameter].device
+                moved[key.parameter] |= {
+                    name for name, value in state.items() if torch.is_tensor(value) and value.device == device
+                }
         for index, parameter in enumerate(self._parameters):
-            gathered = self._collectives.all_gather_object(shards[index])
+            gathered, names = zip(*self._collectives.all_gather_object((shards[index], moved[index])), strict=True)
             holders = self._memory.parts.holders_of(index, self._collectives.rank, self._collectives.size)
             parts = [part for rank in holders for part in gathered[rank]]
-            yield index, join(parts, parameter, self._memory.strides[index])
+            joined, on_device = join(parts, parameter, self._memory.strides[index]), set().union(*names)
+            yield index, {k: v.to(parameter.device) if k in on_device else v for k, v in joined.items()}
 
 
 def _refuse(*_: object, **__: object) -> None:

@@ -42,7 +42,7 @@ from unisono.reducer.backward_pass import BackwardPass, PassRunner
 from unisono.reducer.bucket_memory import UNSPLIT, BucketMemory, ParameterParts
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import Agreement, StepControl
-from unisono.reducer.hooks import ATTRIBUTE, BackwardEndCallback, attach, reducer_of, register_hooks
+from unisono.reducer.hooks import ATTRIBUTE, LIVING, BackwardEndCallback, attach, check_kept, reducer_of, register_hooks
 from unisono.reducer.optimizer import ShardedOptimizer, SplitStep, check_known
 from unisono.reducer.programs import Programs
 from unisono.reducer.replica import ModelReplica, ShardedReplica
@@ -59,9 +59,6 @@ from unisono.step.rule import RankState
 from unisono.transports.exact import ExactSums
 from unisono.wires import EXACT
 from unisono.world import World
-
-LIVING = weakref.WeakSet["Reducer"]()
-"""Reducers of all parallel models: an optimizer may have parameters of several."""
 
 
 class Reducer:
@@ -297,7 +294,7 @@ class Reducer:
         while self._steps:
             self._steps.pop().remove()
         self._followed = weakref.ref(optimizer)
-        begin_step, end_step = weakly(self.begin_step), weakly(self.end_step)
+        begin_step, end_step = weakly(self.begin_step, check_kept), weakly(self.end_step)
         eagerly: Callable[[Any], Any] = torch.compiler.disable  # also where the step is compiled
         before = eagerly(lambda stepped, *_: begin_step(stepped))
         after = eagerly(lambda stepped, *_: None if is_inner_step(stepped) else end_step())
@@ -356,7 +353,7 @@ class Reducer:
             self.prepare_for_backward()
         self._prepared = self.accumulation.accumulated = False
         changes = self.accumulation.begin_pass()
-        compares = self.traits.state is RankState.WHOLE and not absent and self._step is None
+        compares = self.traits.state is RankState.WHOLE and self._step is None
         agreement = self.control.begin(absent, changes if compares else None)
         layout, program = self.programs.next(self._updates(), self.clip)
         replica = self._replica_of(layout, agreement)

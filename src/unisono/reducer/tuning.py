@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from math import isnan, nan
 from statistics import mean
 from typing import Any
 
@@ -123,8 +124,9 @@ class StepTimes:
         return Computing(tuple(mean[: self._parameters]), complete, last_ready, *per_byte)
 
     def exchange_seconds(self, world: ModelCollectives | World, keys: Sequence[int]) -> list[float]:
-        """Return the seconds of the last step's exchange of each key, all its collectives, as the mean over ranks."""
-        seconds = [sum(self._exchange_seconds[key].values()) for key in keys]
+        """Return the seconds of the last step's exchange of each key, all its collectives, as the mean over ranks, and
+        forget them. NaN where a rank has none: its passes have failed."""
+        seconds = [sum(self._exchange_seconds.pop(key, {"": nan}).values()) for key in keys]
         local = torch.tensor(seconds, dtype=torch.float64, device="cpu")
         return (world.allreduce(local) / world.size).tolist()
 
@@ -237,7 +239,8 @@ class Tuning:
             yield True
             yield False  # the first exchange of each length makes plans for it
             buckets = self._buckets(size, self.setting.end_ratio)
-            took = self._times.exchange_seconds(self._world, range(1, len(buckets) + 1))
+            while isnan(sum(took := self._times.exchange_seconds(self._world, range(1, len(buckets) + 1)))):
+                yield False
             sizes.append(mean(bucket.nbytes for bucket in buckets))
             seconds.append(mean(took))  # the mean over buckets
         holders = self._world.size if self._rule.traits.state is RankState.SHARDED else 1

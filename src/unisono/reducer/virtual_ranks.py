@@ -32,8 +32,8 @@ from unisono.reducer.control import StepControl
 from unisono.schedules.pieces import bounds
 from unisono.transports.exact import Gradients
 
-BufferCopies = Sequence[tuple[torch.Tensor, torch.Tensor]]
-"""BufferCopies of a model, each with a copy."""
+BufferCopies = Sequence[tuple[torch.nn.Module, str, torch.Tensor, torch.Tensor]]
+"""Buffers of a model, each with its module, its name there and a copy: a layer may assign another one."""
 
 NONDETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
 
@@ -52,6 +52,8 @@ class VirtualRanks:
     """Samples and gradients of the shares of this step that have samples, but the last."""
     samples: float = 0.0
     """Samples of the share whose pass runs."""
+    batches: int = 0
+    """Number of batches that have begun."""
 
     @property
     def device(self) -> torch.device:
@@ -78,15 +80,15 @@ class VirtualRanks:
         """Yield each share of this rank's `tensors`, which are its part of `whole` samples; None: all shares are equal.
 
         A backward pass follows each. The last one sums all of them; where that share is empty `synchronize` does so.
-        `seed` is that of this step's random numbers, by default the number of sums before. Raises UsageError for
-        samples that do not fit, and on all ranks where one's last share had no backward pass.
+        `seed` is that of this step's random numbers, by default the number of batches before. A batch that is left out,
+        by an exception or `break` on all ranks, leaves no trace in the buffers. Raises UsageError for samples that do
+        not fit, and on all ranks where one's last share had no backward pass.
         """
+        seed = self.batches if seed is None else seed
+        self.batches = batch = self.batches + 1
         cuts = self._cuts(tensors, whole)
         lacks_first = whole is not None and whole < self.count  # share 0 is empty
-        restores = len(self.shares) > 1 or lacks_first
-        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if restores else []
-        averages = self.control.averages
-        seed = averages if seed is None else seed
+        buffers, averages = _copies(model), self.control.averages
         self.kept = []
         try:
             with random_numbers_kept(self.device), _deterministic():
@@ -106,6 +108,11 @@ class VirtualRanks:
                         self.kept.append((self.samples, self._take_gradients()))
                 if lacks_first:
                     _restore(buffers)
+        except BaseException:
+            summed = self.control.averages > averages and not self.control.failed  # the program may leave the loop then
+            if not summed and self.batches == batch:  # a generator that the program has kept ends late
+                _restore(buffers)
+            raise
         finally:
             self.accumulation.averages, self.kept = True, []
 
@@ -118,7 +125,7 @@ class VirtualRanks:
         run: Callable[..., object],
     ) -> Gradients:
         """Return the gradients of a share of any rank, whose pass on its `tensors` `run` makes. Nothing of it stays."""
-        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        buffers = _copies(model)
         self.accumulation.averages = False
         try:
             with random_numbers_kept(self.device), _deterministic():
@@ -165,9 +172,16 @@ def seed_of_share(seed: int, share: int) -> int:
     return int(np.random.SeedSequence((seed, share)).generate_state(1, np.uint64)[0] >> 1)
 
 
+def _copies(model: torch.nn.Module) -> BufferCopies:
+    named = ((module, *item) for module in model.modules() for item in module._buffers.items())
+    return [(module, name, buffer, buffer.clone()) for module, name, buffer in named if buffer is not None]
+
+
 def _restore(buffers: BufferCopies) -> None:
     with torch.no_grad():
-        for buffer, before in buffers:
+        for module, name, buffer, before in buffers:
+            if module._buffers[name] is not buffer:
+                module._buffers[name] = buffer
             buffer.copy_(before)
 
 

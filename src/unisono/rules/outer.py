@@ -159,7 +159,7 @@ def sum_with_feedback(flat: torch.Tensor, wire: Wire, kept: RuleMemory, key: int
     residual, own_chunk = kept.or_zeros(RESIDUAL, key, flat), chunks[world.rank]
     flat.add_(residual)
     residual.copy_(flat)
-    parcels = torch.zeros(world.size, wire.nbytes(max(map(len, chunks))), dtype=torch.uint8)
+    parcels = torch.zeros(world.size, wire.nbytes(max(map(len, chunks))), dtype=torch.uint8, device="cpu")
     _encode(chunks, wire, parcels)
     residual.sub_(flat)
     received = world.all_to_all(parcels.view(-1), "direct").view(parcels.shape)

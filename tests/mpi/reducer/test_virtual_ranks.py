@@ -18,6 +18,7 @@ from unisono.data.builtin import load_digits
 from unisono.device import PIECE_BYTES
 from unisono.errors import UnisonoError, UsageError
 from unisono.optimizers.layerwise import LAMB, LARS
+from unisono.reducer import reducer_of
 from unisono.rules import BaseRule
 from unisono.step.overlaps import OVERLAPS
 from unisono.step.program import bucket, weights
@@ -331,6 +332,83 @@ def test_a_last_share_without_a_pass_is_refused_on_all_ranks(world: World, skips
         train(last=not skips(world.rank))
     train(last=True)
     assert model.weight.grad is not None
+
+
+def test_another_optimizer_comes_with_the_same_virtual_ranks(world: World) -> None:
+    model, rule = net(), unisono.BSP()
+    first, second = (torch.optim.SGD(model.parameters(), 0.1) for _ in range(2))
+    unisono.parallel(model, world, rule, first, virtual_ranks=SHARES)
+    for given in ({}, {"virtual_ranks": 2 * SHARES}, {"virtual_ranks": SHARES, "threads": 2}):
+        with pytest.raises(UsageError, match="but the model is parallel with 8 and 1: pass the same"):
+            unisono.parallel(model, world, rule, second, **given)
+    unisono.parallel(model, world, rule, second, virtual_ranks=SHARES)
+
+
+class Assigns(nn.Module):
+    """Layer that keeps its running mean by assignment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * inputs.detach().mean(0)
+        return inputs - self.mean
+
+
+def test_a_buffer_that_is_assigned_is_that_of_any_number_of_ranks(world: World) -> None:
+    digests = set()
+    for ranks in (1, world.size):
+        with groups_of(world, ranks) as group:
+            torch.manual_seed(0)
+            model = unisono.parallel(nn.Sequential(Assigns(), nn.Linear(3, 2)), group, virtual_ranks=SHARES)
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            mine = unisono.own_samples(model, 16)
+            for step in range(3):
+                inputs = torch.arange(48.0).add(step).sin().view(16, 3)[mine.start : mine.stop]
+                for (some,) in unisono.shares(model, inputs, whole=16):
+                    model(some).square().sum().backward()
+                optimizer.step()
+            virtual, before = reducer_of(model).programs.virtual, digest(model)
+            virtual.recompute(model, (torch.ones(2, 3),), 0, 0, lambda some, model=model: model(some).sum().backward())
+            assert digest(model) == before
+            digests.add(before)
+    assert len(set().union(*world.all_gather_object(digests))) == 1
+
+
+def fail(*_: object) -> None:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "behind the sum"])
+def test_a_batch_that_all_ranks_leave_out_leaves_the_bits_of_any_number_of_ranks(world: World, where: str) -> None:
+    """In the first or the last share of each rank. A sum that was made stays."""
+    digests = set()
+    for ranks in (1, world.size):
+        with groups_of(world, ranks) as group:
+            model = unisono.parallel(net(), group, rule_of(unisono.BSP), virtual_ranks=SHARES)
+            mine = unisono.own_samples(model, 16)
+            for step in range(3):
+                inputs = torch.arange(16 * 64.0).add(step).sin().view(16, 1, 8, 8)[mine.start : mine.stop]
+                before = digest(model)
+                try:
+                    for place, (some,) in enumerate(unisono.shares(model, inputs, whole=16), 1):
+                        loss, last = model(some).square().sum(), step == 1 and 2 * place == len(mine)
+                        if step == 1 and where == "forward":
+                            fail()
+                        if last and where == "backward":
+                            fails = model[0].weight.register_hook(fail)
+                        loss.backward()
+                        if last and where == "behind the sum":
+                            break
+                except ZeroDivisionError:
+                    if where == "backward":
+                        fails.remove()
+                    assert digest(model) == before
+                else:
+                    assert digest(model) != before
+            digests.add(digest(model))
+    assert len(set().union(*world.all_gather_object(digests))) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
