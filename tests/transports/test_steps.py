@@ -124,8 +124,8 @@ def test_steps_in_python_of_several_pieces_are_not_kept() -> None:
 
     signals: Any = SimpleNamespace(compiled=True, sequence=0, prepare_barrier=lambda _: lambda: None)
     numbers = np.ones(8, np.float16)
-    into, one, other = (numbers.ctypes.data + 4 * index for index in range(3))
-    rows = reduction(kind_of(torch.float16, "maximum"), into, [one, other], 2)
+    into, first, second = (numbers.ctypes.data + 4 * index for index in range(3))
+    rows = reduction(kind_of(torch.float16, "maximum"), into, [first, second], 2)
     play = longer_player_of(signals, CALL, lambda _: [rows, rows], 1, Watched(torch.float16, "maximum"))
     play()
     assert made

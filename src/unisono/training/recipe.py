@@ -336,8 +336,8 @@ def read_as(kind: type[AnyRecipe], path: Path, changes: Sequence[str] = ()) -> A
             packaged = path.resolve().parent == FOLDER  # nobody's code is beside those
             folder = ((Path.cwd() if packaged else path.parent) / options.folder).resolve()
             recipe = replace(recipe, **{table: replace(options, folder=str(folder))})
-    places = recipe.data.pack, recipe.data.files, recipe.compute.plan
-    pack, files, plan = (place and str(Path(place).absolute()) for place in places)
+    given = recipe.data.pack, recipe.data.files, recipe.compute.plan
+    pack, files, plan = (place and str(Path(place).absolute()) for place in given)
     return replace(
         recipe, data=replace(recipe.data, pack=pack, files=files), compute=replace(recipe.compute, plan=plan)
     )

@@ -77,7 +77,7 @@ class StreamedStorage(Storage):
         """
         super().__init__(len(index), world)
         self._index, self._window_bytes, self._blocks = index, options.buffer, blocks_of_pack(index)
-        layout = crc32(self._blocks.stripes, crc32(self._blocks.firsts))
+        layout = crc32(self._blocks.stripes.tobytes(), crc32(self._blocks.firsts.tobytes()))
         # with other windows or stripes, the order is another; older releases have not told the stripes
         self.order_name = f"streamed in windows of {options.buffer} bytes {layout:08x}"
         self._limit = memory_limit(self._blocks, options.buffer, world.size)
