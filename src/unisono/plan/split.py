@@ -6,6 +6,7 @@ and y bytes of its input and output on a rank's own samples, w bytes of weights,
               before the products        behind them                weights     2 w (1 / G - 1 / N)
     column    x (G - 1)                  y (G - 1) / G              whole ones  2 w (1 - 1 / N)
     row       x (G - 1) / G              y (G - 1)
+    heads     x (G - 1)                  y (G - 1)
 
 forward, and the same backward, in reverse order: nothing for y where it "gives part" (column), for x where it "takes
 part" (row) or needs no gradient (backward). Tasks that send activations keep computing waiting; those of gradients hide
@@ -55,7 +56,7 @@ class LayerFacts(TracedLayer):
 
     def takes_whole(self, split: Split) -> bool:
         """Return True where the split needs its group's whole input: an embedding's numbers, too."""
-        return split.how == COLUMN or self.kind == "Embedding"
+        return split.how != ROW or self.kind == "Embedding"
 
 
 class LinkCosts(NamedTuple):

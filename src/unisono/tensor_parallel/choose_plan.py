@@ -25,7 +25,7 @@ from unisono.device import synchronize
 from unisono.errors import UsageError
 from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import PredictionInputs
-from unisono.plan.layer_plan import AUTO, COLUMN, ROW, ParallelPlan, PlanLike, Split, make_plan
+from unisono.plan.layer_plan import AUTO, COLUMN, HEADS, ROW, ParallelPlan, PlanLike, Split, make_plan
 from unisono.plan.planned_run import computing_in_order
 from unisono.plan.split import GroupLinks, LayerFacts, LinkCosts, SplitInputs, SplitModel, allreduce_cost, choose_splits
 from unisono.plan.trace import StepSeconds, Trace, TracedLayer, time_steps, trace_values
@@ -199,12 +199,11 @@ def facts_of(model: nn.Module, layers: Iterable[TracedLayer], once: Set[str], ra
     modules, pairs = dict(model.named_modules()), pairs_of(model, once)
     uses = Counter(id(weight) for module in modules.values() for weight in module.parameters(recurse=False))
     sizes, facts = [size for size in range(2, ranks + 1) if ranks % size == 0], list[LayerFacts]()
-    ways = [Split(how, size) for how in (COLUMN, ROW) for size in sizes]
+    ways = [Split(how, size) for how in (COLUMN, ROW, HEADS) for size in sizes]
     for layer in layers:
         name, module = layer.name, modules[layer.name]
-        own = dict(module.named_parameters(recurse=False))
-        computed_or_tied = "weight" not in own or any(uses[id(weight)] > 1 for weight in own.values())
-        able = bool(layer.gradient_bytes and name) and name in once and not computed_or_tied
+        tied = any(uses[id(weight)] > 1 for weight in module.parameters())
+        able = bool(layer.gradient_bytes and name) and name in once and not tied
         splits = tuple(split for split in ways if able and not split_refusal(module, split, ranks))
         facts.append(LayerFacts(**vars(layer), splits=splits, partner=pairs.get(name, "")))
     return tuple(facts)

@@ -150,11 +150,11 @@ class _LayoutChange(torch.autograd.Function):
 
 
 @torch._disable_dynamo  # type: ignore[attr-defined]
-def change_layout(x: Tensor, link: GroupLink, before: str, after: str, dim: int = -1) -> Tensor:
-    """Return an activation in another layout; `dim` is the dimension of its features.
+def change_layout(x: Tensor, link: GroupLink | None, before: str, after: str, dim: int = -1) -> Tensor:
+    """Return an activation in another layout; `dim` is the dimension of its features. `link` None: of a whole layer.
     From own samples each rank sends as many as the member with the most, and repeats its first; own ones are given
     without repetitions. Own samples that several layers gather, as query, key and value do, are gathered once."""
-    if before == after:
+    if before == after or link is None:
         return x
     own, version = x, None if x.is_inference() else x._version  # by which a change would show
     if before == OWN and after == WHOLE and link.gathered is not None:
