@@ -66,8 +66,7 @@ REFUSALS = {
         "Conv3d, Embedding and MultiheadAttention can be",
     ),
     "an attention by column": ({"heads": "column"}, "which cannot be split by column: split it by heads"),
-    "heads": ({"heads": "heads 4"}, "(MultiheadAttention) has num_heads = 2, which 4 ranks cannot share evenly: groups of 2 "
-              "can"),
+    "heads": ({"heads": "heads 4"}, "has num_heads = 2, which 4 ranks cannot share evenly: groups of 2 can"),
     "heads of a Linear": ({"fc1": "heads"}, "is a Linear, which cannot be split by heads: split it by column or row"),
     "heads of a part": ({"heads": "heads 2 takes part"}, "takes inputs of own samples: leave away 'takes part'"),
     "heads to a part": (

@@ -67,7 +67,7 @@ class WeightPart(NamedTuple):
         """Return a copy of this rank's part of a whole tensor, filled up with zeros; other values as they are."""
         if not isinstance(value, Tensor) or value.shape != self.shape:
             return value
-        piece = value.unflatten(self.dim, (self.blocks, -1)).movedim(self.dim + 1, 0)[self.start :][: self.size]
+        piece = torch.unflatten(value, self.dim, (self.blocks, -1)).movedim(self.dim + 1, 0)[self.start :][: self.size]
         part = value.new_zeros([*value.shape[: self.dim], self.blocks, self.size, *value.shape[self.dim + 1 :]])
         part.movedim(self.dim + 1, 0)[: len(piece)] = piece
         return part.flatten(self.dim, self.dim + 1)
@@ -77,8 +77,8 @@ class ParallelLayer(nn.Module):
     """Base of the layers that are split: their products are between two changes of layout (`layouts.py`)."""
 
     split: Split = Split(DROPOUT, ranks=1)
-    link: GroupLink | None = None
-    """Link with its group; None: the layer is whole."""
+    link: Any = None
+    """GroupLink with its group; None: the layer is whole."""
     numbers: SampleNumbers
     layer: int
     """Number of the layer among those of the model that drop activations."""
@@ -204,7 +204,7 @@ class HeadParallelAttention(ParallelLayer, nn.MultiheadAttention):
     cuts, outputs = {"in_proj_weight": (0, 3), "in_proj_bias": (0, 3), "out_proj.weight": (1, 1)}, "num_heads"
     options: ClassVar[Mapping[str, Any]] = {"add_zero_attn": False, "batch_first": True}
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         query: Tensor,
         key: Tensor,
@@ -223,16 +223,15 @@ class HeadParallelAttention(ParallelLayer, nn.MultiheadAttention):
             for each in (attn_mask, key_padding_mask)
         )
         if mask is not None and mask.ndim == 3:
-            mask = change_layout(mask.unflatten(0, (-1, self.num_heads)), self.link, OWN, PART, 1)
+            mask = change_layout(torch.unflatten(mask, 0, (-1, self.num_heads)), self.link, OWN, PART, 1)
         if padding is not None:
             padding = change_layout(padding[:, None, None], self.link, OWN, WHOLE)
             mask = padding if mask is None else mask + padding
         biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        wholes = (change_layout(x, self.link, OWN, WHOLE) for x in (query, key, value))
         q, k, v = (
-            functional.linear(change_layout(x, self.link, OWN, WHOLE), weight, bias)
-            .unflatten(-1, (-1, self.head_dim))
-            .transpose(1, 2)
-            for x, weight, bias in zip((query, key, value), self.in_proj_weight.chunk(3), biases, strict=True)
+            torch.unflatten(functional.linear(x, weight, bias), -1, (-1, self.head_dim)).transpose(1, 2)
+            for x, weight, bias in zip(wholes, self.in_proj_weight.chunk(3), biases, strict=True)
         )
         if need_weights or (self.training and self.dropout):
             scores = q @ k.mT * self.head_dim**-0.5
@@ -277,8 +276,11 @@ def parts_of(layer: nn.Module, split: Split, member: int) -> dict[str, WeightPar
     cuts = dict(KINDS[type(layer), split.how].cuts)
     cuts |= {"bias": (0, 1)} if split.how == COLUMN or split.gives == PART else {}
     own = dict(layer.named_parameters())
-    found = {name: cut for name, cut in cuts.items() if name in own}
-    return {name: WeightPart(split.ranks, member, dim, own[name].shape, n) for name, (dim, n) in found.items()}
+    return {
+        name: WeightPart(split.ranks, member, dim, own[name].shape, blocks)
+        for name, (dim, blocks) in cuts.items()
+        if name in own
+    }
 
 
 def become(layer: nn.Module, split: Split, link: GroupLink, parts: dict[str, WeightPart]) -> None:

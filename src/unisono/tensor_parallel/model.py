@@ -300,7 +300,7 @@ def _whole(model: nn.Module, state: dict[Any, Any], parameters: Mapping[Any, Ten
         full, weight = value, parameters.get(name)
         if weight is not None and id(weight) in parts and isinstance(value, Tensor) and value.shape == weight.shape:
             part, group = parts[id(weight)]
-            blocks, dim = value.detach().unflatten(part.dim, (part.blocks, -1)), part.dim + 1
+            blocks, dim = torch.unflatten(value.detach(), part.dim, (part.blocks, -1)), part.dim + 1
             full = exchange(blocks, group, None, dim).narrow(dim, 0, part.shape[part.dim] // part.blocks)
             full = full.flatten(part.dim, dim).contiguous()
         if split.world.rank == 0:
