@@ -56,7 +56,7 @@ def test_an_attention_of_one_rank_drops_what_pytorchs_does(name: str, monkeypatc
     assert type(other) is HeadParallelAttention
     twice = [other(queries, keys, keys, **masks)[0] for _ in range(2)]
     assert torch.equal(*twice)
-    monkeypatch.setattr(other, "drop", lambda x, p, _: functional.dropout(x, p), raising=False)
+    monkeypatch.setattr(other, "drop_out", lambda x, p, _: functional.dropout(x, p), raising=False)
     outputs = []
     for each in (attention, other):
         torch.manual_seed(1)

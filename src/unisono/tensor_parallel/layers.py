@@ -117,7 +117,7 @@ class ParallelLayer(nn.Module):
                 return f"has {name} = {length}, which {split.ranks} ranks cannot share evenly: groups of {fits} can"
         return None
 
-    def drop(self, x: Tensor, p: float, dim: int) -> Tensor:
+    def drop_out(self, x: Tensor, p: float, dim: int) -> Tensor:
         """Return an activation, or its part along `dim`, in training with a share `p` of its elements set to 0, and the
         others divided by 1 - p."""
         if not self.training or p == 0:
@@ -236,7 +236,7 @@ class HeadParallelAttention(ParallelLayer, nn.MultiheadAttention):
         if need_weights or (self.training and self.dropout):
             scores = q @ k.mT * self.head_dim**-0.5
             weights = torch._safe_softmax(scores if mask is None else scores + mask, -1)
-            weights = self.drop(weights, self.dropout, 1)
+            weights = self.drop_out(weights, self.dropout, 1)
             y = weights @ v
         else:
             y = functional.scaled_dot_product_attention(q, k, v, mask)
@@ -254,7 +254,7 @@ class SampleDropout(ParallelLayer, nn.Dropout):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
         """Return the activation with a share `p` of its elements set to 0, and the others divided by 1 - p."""
-        return self.drop(input, self.p, self.split.dim)
+        return self.drop_out(input, self.p, self.split.dim)
 
 
 KINDS: Mapping[tuple[type[nn.Module], str], type[ParallelLayer]] = {
