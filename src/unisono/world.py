@@ -119,14 +119,20 @@ class World:
         return self.size > 1 and self._group.reads_other_processes()
 
     def reduce_scatter(
-        self, tensor: torch.Tensor, algorithm: str = "auto", wire: str | None = None, op: str = "sum"
+        self,
+        tensor: torch.Tensor,
+        algorithm: str = "auto",
+        wire: str | None = None,
+        op: str = "sum",
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Reduce `tensor` over all ranks and return this rank's chunk, flat.
+        """Reduce `tensor` over all ranks and return this rank's chunk, flat: `out`, or a new tensor.
 
-        Rank r gets elements [n r // p, n (r+1) // p) of the flattened result. `tensor` is not changed. `algorithm`,
-        `wire`, `op` and errors are those of `allreduce`.
+        Rank r gets elements [n r // p, n (r+1) // p) of the flattened result. `tensor` is not changed, unless `out` is
+        that part of it. `algorithm`, `wire`, `op` and errors are those of `allreduce`; TensorError for an `out` that
+        does not fit.
         """
-        return reduce_scatter(self._group, tensor, algorithm, wire, op)
+        return reduce_scatter(self._group, tensor, algorithm, wire, op, out)
 
     def all_gather(
         self, shard: torch.Tensor, out: torch.Tensor, algorithm: str = "auto", wire: str | None = None
@@ -142,12 +148,16 @@ class World:
         """Copy rank `root`'s `tensor` to every rank, in place, and return it: any dtype, shape and stride."""
         return broadcast(self._group, tensor, root, algorithm)
 
-    def all_to_all(self, tensor: torch.Tensor, algorithm: str = "auto") -> torch.Tensor:
-        """Send chunk d of `tensor`, one of p equal parts, to rank d; return the received chunks, chunk s from rank s.
+    def all_to_all(
+        self, tensor: torch.Tensor, algorithm: str = "auto", out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Send chunk d of `tensor`, one of p equal parts, to rank d; return the received chunks, chunk s from rank s,
+        in `out` or a new tensor.
 
-        Any dtype and stride. Raises TensorError if p does not divide the number of elements.
+        Any dtype and stride. Raises TensorError if p does not divide the number of elements, or `out` does not fit or
+        shares memory with `tensor`.
         """
-        return all_to_all(self._group, tensor, algorithm)
+        return all_to_all(self._group, tensor, algorithm, out)
 
     def all_to_all_v(self, sends: Sequence[torch.Tensor], receives: Sequence[torch.Tensor]) -> None:
         """Send sends[d] to rank d, and receive rank s's tensor in receives[s]: any sizes, equal on both ends.

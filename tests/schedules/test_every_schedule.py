@@ -79,8 +79,8 @@ def test_offered_collectives() -> None:
         Goal.ALLREDUCE: set(names()),
         Goal.REDUCE_SCATTER: {"ring", "direct", "circulant"},
         Goal.ALL_GATHER: {"ring", "direct", "circulant"},
-        Goal.BROADCAST: {"tree", "tree/binary", "pipeline", "circulant"},
-        Goal.REDUCE: {"tree", "tree/binary", "pipeline", "circulant"},
+        Goal.BROADCAST: {"tree", "tree/binary", "pipeline", "circulant", "split_tree"},
+        Goal.REDUCE: {"tree", "tree/binary", "pipeline", "circulant", "split_tree"},
         Goal.ALL_TO_ALL: {"direct", "circulant"},
     }
 

@@ -170,6 +170,33 @@ def test_training_gives_the_numbers_of_the_host() -> None:
             assert torch.allclose(result.cpu(), expected, rtol=0, atol=1e-12)
 
 
+def test_shapes_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each of what they depend on: equal numbers of other types, the default type, and a size to be given."""
+    from unisono.testing import pretend as module
+
+    def types() -> list[torch.dtype]:
+        return [torch.full((7, 3), value, device="pretend").dtype for value in (1, 1.0, True)]  # type: ignore[arg-type]
+
+    def double() -> torch.dtype:
+        torch.set_default_dtype(torch.float64)
+        try:
+            return torch.full((7, 3), 1.0, device="pretend").dtype
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    def sums() -> list[int]:
+        out = torch.empty(0, device="pretend")
+        return list(torch.add(torch.ones(7, 3, device="pretend"), 1, out=out).shape)
+
+    first = types(), double(), sums()
+    assert first == ([torch.int64, torch.float32, torch.bool], torch.float64, [7, 3])
+    traced = []
+    trace = module._trace
+    monkeypatch.setattr(module, "_trace", lambda op, *rest: (traced.append(op), trace(op, *rest))[1])
+    assert (types(), double(), sums()) == first
+    assert traced == []
+
+
 def test_random_numbers_come_from_the_seed_not_from_the_schedule(pretend: Any) -> None:
     def draw(seed: int) -> list[float]:
         reseed(seed)

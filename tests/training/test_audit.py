@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
@@ -30,6 +31,13 @@ def test_the_fraction_of_all_shares_is_computed_again(shares: int, ranks: int, f
 def test_all_pairs_of_ranks_check_each_other() -> None:
     pairs = {recheck[1:] for step in range(50) for recheck in choose_rechecks(0, step, 1, 4, 4)}
     assert len(pairs) == 12
+
+
+def test_a_step_that_computes_nothing_again_makes_no_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    make, made = np.random.default_rng, list[tuple[int, ...]]()
+    monkeypatch.setattr(np.random, "default_rng", lambda key: (made.append(key), make(key))[1])
+    assert not any(choose_rechecks(1234, step, 1e-9, 8, 2) for step in range(100))
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

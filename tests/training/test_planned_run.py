@@ -288,8 +288,10 @@ def test_number_format_and_threads_of_a_recipe_count_and_what_does_not_has_a_lin
         ("computing: 1 x 1 of 18 cores of a node, 6% of its speed",),
     ]
     assert audited.notes[1:] == ("not in these numbers: hashes of [audit], 25% of computing again",)
-    accelerated = planned_run(plan_recipe(None, "resnet50", ["compute.threads=2"]), find_machine("minsky_p100"), 2)
-    assert not accelerated.notes
+    minsky = find_machine("minsky_p100")
+    (line,) = planned_run(plan_recipe(None, "resnet50", ["compute.threads=2"]), minsky, 2).notes
+    assert line == "computing: on the accelerators, which a run takes with --set compute.device=auto"
+    assert not planned_run(plan_recipe(None, "resnet50", ["compute.device=auto"]), minsky, 2).notes
     unknown = replace(MACHINE, node=replace(MACHINE.node, cores=0))
     (line,) = planned_run(plan_recipe(None, "cd_dnn", ["compute.threads=2"]), unknown, 1).notes
     assert line.startswith("not in these numbers: ranks of 2 threads")

@@ -85,7 +85,7 @@ def carry_out(plan: Plan, inputs: list[torch.Tensor], lengths: list[int], buffer
 def test_every_collective_equals_the_serial_one(data: st.DataObject) -> None:
     ranks, length = data.draw(st.integers(1, 9)), data.draw(st.integers(0, 40))
     root = data.draw(st.integers(0, ranks - 1))
-    schedule = data.draw(st.sampled_from(["tree", "tree/binary", "circulant"]))
+    schedule = data.draw(st.sampled_from(["tree", "tree/binary", "split_tree", "circulant"]))
     dtype = data.draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64]))
     payloads = [torch.randint(-8, 9, (length,)).to(dtype) for _ in range(ranks)]
     total, together = torch.stack(payloads).double().sum(0).to(dtype), [length] * ranks

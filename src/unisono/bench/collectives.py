@@ -213,10 +213,10 @@ def own_calls(world: World, payload: torch.Tensor, result: torch.Tensor) -> Call
     """Return Unisono's collectives, and the copy, which rank 0 makes alone."""
     return {
         "allreduce": lambda: world.allreduce(payload),
-        "reduce_scatter": lambda: world.reduce_scatter(payload),
+        "reduce_scatter": lambda: world.reduce_scatter(payload, out=result),
         "all_gather": lambda: world.all_gather(payload, result),
         "broadcast": lambda: world.broadcast(payload),
-        "all_to_all": lambda: world.all_to_all(payload),
+        "all_to_all": lambda: world.all_to_all(payload, out=result),
         "reduce": lambda: world.reduce(payload),
         BARRIER: world.barrier,
         COPY: (lambda: payload) if world.rank else (lambda: np.copyto(result.numpy(), payload.numpy())),

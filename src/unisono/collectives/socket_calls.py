@@ -57,6 +57,9 @@ PIECES_PER_RANK, MAX_PIECES, MIN_PIECE_BYTES = 16, 256, 8 << 10
 MAX_TREE_BYTES = 2 << 10
 """Largest payload in bytes whose time is that of its messages, not that of its bytes."""
 
+MAX_SPLIT_BYTES = 4 << 10
+"""Largest payload in bytes that goes by a split tree: half of the messages of a circulant, and some more bytes."""
+
 MAX_FLAT_BYTES = 8 << 10
 """Most bytes that a rank sends to all others for the sake of few rounds: a link of 1 Gbit/s takes 65 us for them, the
 rounds of a tree that they save take some 20 us each."""
@@ -95,6 +98,8 @@ def schedule_for(collective: str, nbytes: int, ranks: int, few_rounds: bool = Fa
 
     >>> schedule_for("allreduce", 4, 8), schedule_for("reduce", 4, 8), schedule_for("all_gather", 4, 8)
     ('tree', 'tree/binary', 'circulant')
+    >>> schedule_for("broadcast", 4096, 6), schedule_for("allreduce", 4096, 8), schedule_for("allreduce", 4096, 6)
+    ('split_tree', 'split_tree', 'circulant')
     >>> schedule_for("allreduce", 4, 8, few_rounds=True), schedule_for("all_to_all", 32, 8, few_rounds=True)
     ('flat', 'direct')
     """
@@ -107,7 +112,10 @@ def schedule_for(collective: str, nbytes: int, ranks: int, few_rounds: bool = Fa
         return "flat"
     if collective in ("broadcast", "reduce") and short:
         return "tree/binary"
-    return "tree" if collective == "allreduce" and short else "circulant"
+    if collective == "allreduce" and short:
+        return "tree"
+    splits = collective in ("broadcast", "reduce") or (collective == "allreduce" and not ranks & (ranks - 1))
+    return "split_tree" if splits and nbytes <= MAX_SPLIT_BYTES else "circulant"
 
 
 def answer_for(few_messages: float, few_rounds: float, library: float) -> int:

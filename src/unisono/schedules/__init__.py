@@ -22,6 +22,7 @@ from unisono.schedules import (
     multicolor,
     pipeline,
     ring,
+    split_tree,
     supernodes,
     tree,
 )
@@ -50,6 +51,7 @@ SCHEDULES: dict[str, Entry] = {
     "multicolor": Entry(multicolor.family, multicolor.worth, multicolor.VARIANTS),
     "pipeline": Entry(pipeline.family, pipeline.worth),
     "circulant": Entry(circulant.family, circulant.worth),
+    "split_tree": Entry(split_tree.family, split_tree.worth),
     "supernodes": Entry(supernodes.family, supernodes.worth),
 }
 """One row per schedule and file. `hierarchical` and `leader` can use each of them between nodes."""

@@ -52,6 +52,8 @@ _MODES = functools.reduce(
 )
 _addresses = count(0x7000_0000_0000_0000, 1 << 32)  # no process can have such addresses
 _libraries: list[torch.library.Library] = []
+_Outline = tuple[list[Any], Any, dict[int, torch.Size]]
+_outlines: dict[tuple[Any, ...], _Outline | None] = {}
 
 
 def use_pretend(seed: int | None = 0, devices: int = 2) -> None:
@@ -177,12 +179,31 @@ def _shaped(leaf: Any) -> Any:
     return _with_bits(tensor, leaf.is_conj(), leaf.is_neg())
 
 
-def _outline(op: Any, leaves: list[Any], form: Any) -> tuple[list[Any], Any] | None:
-    """Run an operation on meta tensors; return None if its outputs' shapes depend on values.
+def _signature(leaf: Any) -> tuple[Any, ...]:
+    """Return what shapes and types of outputs may depend on."""
+    if not isinstance(leaf, torch.Tensor):
+        return type(leaf), leaf  # 1, 1.0 and True are equal
+    kind = leaf.device.type, leaf.device.type == "cpu" and _is_number(leaf)
+    return *kind, leaf.dtype, leaf.size(), leaf.stride(), leaf.is_conj(), leaf.is_neg()
 
-    Return the outputs and their form: the index of an argument that the operation writes into, a meta tensor, or None.
-    Arguments get the size that the operation gives them.
+
+def _outline(op: Any, leaves: list[Any], form: Any) -> tuple[list[Any], Any] | None:
+    """Return the outputs of an operation and their form; None if their shapes depend on values.
+
+    An output is the index of an argument that the operation writes into, which gets its size, a meta tensor, or None.
     """
+    modes = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+    if (key := (op, form, *modes, *map(_signature, leaves))) not in _outlines:  # max_pool2d alone takes 10 ms
+        _outlines[key] = _trace(op, leaves, form)
+    outputs, output_form, sizes = _outlines[key] or (None, None, {})
+    for place, size in sizes.items():
+        if leaves[place].size() != size:
+            _resize(leaves[place], size)
+    return None if outputs is None else (outputs, output_form)
+
+
+def _trace(op: Any, leaves: list[Any], form: Any) -> _Outline | None:
+    """Run an operation on meta tensors. Return its outputs, their form, and the sizes of arguments written into."""
     if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU"):
         raise NotImplementedError(f"{op} is not there on {NAME}, as the host does not have it")
     if torch.Tag.data_dependent_output in op.tags or torch.Tag.dynamic_output_shape in op.tags:
@@ -197,10 +218,7 @@ def _outline(op: Any, leaves: list[Any], form: Any) -> tuple[list[Any], Any] | N
         return None
     positions = {id(leaf): place for place, leaf in enumerate(shaped) if isinstance(leaf, torch.Tensor)}
     outputs = [positions.get(id(output), output) for output in outputs]
-    for place in outputs:
-        if isinstance(place, int) and shaped[place].size() != leaves[place].size():
-            _resize(leaves[place], shaped[place].size())
-    return outputs, output_form
+    return outputs, output_form, {place: shaped[place].size() for place in outputs if isinstance(place, int)}
 
 
 @functools.cache

@@ -22,6 +22,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -39,6 +40,9 @@ from unisono.training.chain import DIGEST_BYTES, StepHashes
 from unisono.training.trainer import Trainer
 from unisono.transports.exact import MODULUS, ExactSums, Gradients, Terms, checksum
 
+STEPS_DRAWN = 1 << 10
+"""Steps whose random numbers are drawn at once."""
+
 
 class Recheck(NamedTuple):
     """Share that is computed again, by `checker`."""
@@ -54,17 +58,24 @@ def choose_rechecks(seed: int, step: int, fraction: float, shares: int, ranks: i
     >>> choose_rechecks(0, 7, 1, 2, 2)
     [Recheck(share=0, owner=0, checker=1), Recheck(share=1, owner=1, checker=0)]
     """
-    rng = np.random.default_rng((seed, step))
-    chance, distance = rng.random(), int(rng.integers(1, ranks)) if ranks > 1 else 0
-    rechecks = list[Recheck]()
+    chance, rechecks = _chances(seed, step // STEPS_DRAWN)[step % STEPS_DRAWN], list[Recheck]()
     if int(fraction * -(-shares // ranks) + chance) == 0:
         return rechecks
+    rng = np.random.default_rng((seed, step))
+    distance = int(rng.integers(1, ranks)) if ranks > 1 else 0
     for owner in range(ranks):
         first, last = bounds(shares, ranks, owner)
         count = min(last - first, int(fraction * (last - first) + chance))
         chosen = rng.permutation(last - first)[:count] if count else ()
         rechecks += [Recheck(first + int(offset), owner, (owner + distance) % ranks) for offset in sorted(chosen)]
     return rechecks
+
+
+@lru_cache(maxsize=1)
+def _chances(seed: int, part: int) -> list[float]:
+    """Return a random number of each step in a part of a run: a generator takes longer to make than to draw from."""
+    chances: list[float] = np.random.default_rng((seed, part, STEPS_DRAWN)).random(STEPS_DRAWN).tolist()
+    return chances
 
 
 def digest_of(tensors: Iterable[torch.Tensor]) -> str:

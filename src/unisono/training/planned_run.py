@@ -193,6 +193,8 @@ def speed_of_threads(recipe: Recipe, machine: MachineFacts, ranks_per_node: int)
     threads, cores, notes = threads_of(recipe), machine.node.cores, list[str]()
     threads = 0 if machine.node.accelerators else threads
     speed = min(1.0, threads * ranks_per_node / cores) if threads and cores else 1.0
+    if machine.node.accelerators and recipe.compute.device == HOST:
+        notes.append("computing: on the accelerators, which a run takes with --set compute.device=auto")
     if speed < 1:
         notes.append(f"computing: {ranks_per_node} x {threads} of {cores} cores of a node, {speed:.0%} of its speed")
     if threads and not cores:

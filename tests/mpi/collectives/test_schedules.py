@@ -144,6 +144,9 @@ def test_reduce_scatter_and_all_gather(world: World, algorithm: str, length: int
         shard = world.reduce_scatter(tensor, algorithm)
         assert torch.equal(tensor, before)
         assert torch.equal(shard, expected(world, length, dtype)[slice(*bounds(length, world.size, world.rank))])
+        part = torch.empty_like(shard)
+        assert world.reduce_scatter(tensor, algorithm, out=part) is part
+        assert torch.equal(part, shard)
         out = torch.empty(length, dtype=dtype)
         assert world.all_gather(shard, out, algorithm) is out
         assert torch.equal(out, expected(world, length, dtype)), dtype
@@ -201,6 +204,10 @@ def test_all_to_all(world: World, spread: World, algorithm: str) -> None:
                 ]
                 expected = torch.stack([row[these.rank] for row in rows]).view(-1)
                 assert torch.equal(these.all_to_all(mine, algorithm), expected)
+                assert these.all_to_all(mine, algorithm, out := torch.empty_like(mine)) is out
+                assert torch.equal(out, expected)
+    with pytest.raises(TensorError, match="x torch.float32, does not fit"):
+        world.all_to_all(torch.zeros(4 * world.size), out=torch.zeros(4 * world.size - 1))
     if world.size > 1:
         with pytest.raises(TensorError, match="not divisible by"):
             world.all_to_all(torch.zeros(world.size + 1))

@@ -61,7 +61,7 @@ def transports_of(world: World) -> set[str]:
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool]
 )
-@pytest.mark.parametrize("length", [0, 1, 60, 6000])
+@pytest.mark.parametrize("length", [0, 1, 60, 900, 6000])
 def test_all_collectives(apart: World, dtype: torch.dtype, length: int) -> None:
     rank, ranks = apart.rank, apart.size
 
