@@ -2,18 +2,9 @@
 
     {"fc1": "column 2 gives part", "fc2": "row 2 takes part"}              a layer name: how, group size, what flows
 
-    own samples ─▶ all to each ─▶ fc1, half of its outputs ─▶ a part each ─▶ fc2, half of its inputs ─▶ sum ─▶ own
-
 "column" splits the outputs of a layer (features of Linear, channels of Conv), "row" its inputs (features of Linear,
-rows of Embedding), as in Megatron-LM and DTensor, "heads" a MultiheadAttention. A layer takes and gives each rank's own
-samples unless the plan says "takes part" or "gives part": then each rank has a part of the features of the group's
-samples, and nothing is sent there. Each layer has a size of groups of its own; one that is left out is all ranks.
-"dropout" names a Dropout that works on parts, along the dimension `dim`. Names may have wildcards: `layers.*.fc1`.
-
-Styles of DTensor's `parallelize_module` say the same: `ColwiseParallel()` is "column gives part", `RowwiseParallel()`
-"row takes part". Their layout Shard(-1) is a part; Shard(0) is "own", and so is Replicate: each rank feeds its own
-samples, and the layer gathers those of its group. Groups are all ranks, as of a mesh with one dimension. Activations
-that are split along a sequence have no words here.
+rows of Embedding), as in Megatron-LM and DTensor, "heads" a MultiheadAttention. "dropout" names a Dropout that works on
+parts. Names may have wildcards: `layers.*.fc1`. `docs/how_to/split_layers.md` has the words, and DTensor's styles.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Plan of split layers that is chosen by prediction, from a short measurement: `plan = "auto"`.
 
-`docs/tensor_parallel.md` draws what is measured, and how rank 0 chooses from it (`plan/split.py`). Each rank traces its
-own example, the ranks at the same time; a step counts as long as on the slowest. A layer stays whole if some rank did
-not call it once, or if its weight is read elsewhere too.
+`docs/tensor_parallel.md` draws what is measured, how rank 0 chooses from it (`plan/split.py`), and what stays whole.
 """
 
 from __future__ import annotations
@@ -157,8 +155,8 @@ def seconds_of_call(
 
 
 def measure_beside(steps: Steps, alone: float, cost: Cost, world: World) -> float:
-    """Return the rate of `steps`, and of allreduces, while both run, of that alone, where a step takes `alone` seconds:
-    4 / 6 for 4 s of the one and 6 s of the other that take 8 s at once, of which 8 - (6 - 4) s both run."""
+    """Return the rate of `steps`, and of allreduces, while both run, of that alone, where a step takes `alone` seconds.
+    `docs/tensor_parallel.md` draws an example."""
     tensor = torch.zeros(max(1, int(min(MEASURED_BYTES[1], alone / max(cost.per_byte, 1e-12)) / 4)))
     count, begun, sent = max(1, round(alone / cost.seconds(tensor.nbytes))), list[float](), list[Future[Tensor]]()
 

@@ -2,23 +2,10 @@
 
     nn.Linear(8, 12), weight (12, 8)  ── become ──▶  ColumnParallelLinear(8, 12), weight (6, 8) on each of two ranks
 
-    y = x W' + b                                                       weights on each of 4 ranks
-
-    column   W (12, 8) = [W0; W1]    y = [x W0', x W1']                weight (3, 8), bias (3)
-    row      W (12, 8) = [W0, W1]    y = x0 W0' + x1 W1' + b           weight (12, 2), bias (12)
-
 A column that gives its part and a row that takes it are a pair: x to all, then the sum of y, and nothing between
-(Megatron-LM section 3). Convolutions are split by output channels (PCL-DNN section 3.2: by feature maps), embeddings by
-rows. Names, modules and parameters stay the same objects, so optimizers and tied weights still refer to them;
-`load_state_dict` takes whole tensors, of which each rank cuts its part.
-
-A dropout's random numbers follow from (seed, step, sample, layer), whatever the ranks and the split:
-
-    sample 5 of a step, dropout layer 2, 8 features       mask 1 0 1 1 0 1 1 1
-    the same, features split over 2 ranks                 rank 0: 1 0 1 1      rank 1: 0 1 1 1
-
-A sample has its number in the batch of all ranks, so the same sample gets the same mask on any rank. Every rank draws
-the numbers of whole samples and takes its part. A layer that is called again in a step draws the same numbers again.
+(Megatron-LM section 3). Names, modules and parameters stay the same objects, so optimizers and tied weights still refer
+to them; `load_state_dict` takes whole tensors, of which each rank cuts its part. `docs/tensor_parallel.md` draws the
+parts of weights, and the masks of dropouts, which follow from (seed, step, sample, layer).
 """
 
 from __future__ import annotations
@@ -38,10 +25,6 @@ from unisono.tensor_parallel.layouts import PARTIAL, WHOLE, GroupLink, SampleNum
 
 class WeightPart(NamedTuple):
     """Part `member` of `ranks` equal parts of a tensor of the shape `shape`, along its dimension `dim`.
-
-        weight (10, 3) of an Embedding, by rows over 4 ranks      rows of 10 / 4, rounded up: 3
-
-        rank 0  rows 0 1 2      rank 1  rows 3 4 5      rank 2  rows 6 7 8      rank 3  row 9 and two rows of zeros
 
     Parts are equal, so that all ranks have the same buckets. What is missing in the last is zeros, which nothing reads.
     """
@@ -174,12 +157,8 @@ class ColumnParallelConvolution(ParallelLayer):
 
 
 class RowParallelEmbedding(ParallelLayer, nn.Embedding):
-    """Embedding of which each rank has some rows: weight (rows / G, rounded up, d).
-
-    10 rows, 4 ranks: 0-2, 3-5, 6-8, 9          numbers    4        9        4
-                                                rank 1     row 4    0        row 4   ┐
-                                                rank 3     0        row 9    0       ┴ sum: to the rank of the sample
-    """
+    """Embedding of which each rank has some rows: weight (rows / G, rounded up, d). It gives zeros for the numbers of
+    others' rows, so the ranks' sum has each sample's vectors."""
 
     layouts, outputs = (WHOLE, PARTIAL), "embedding_dim"
     options: ClassVar[Mapping[str, Any]] = {"max_norm": None, "sparse": False, "scale_grad_by_freq": False}

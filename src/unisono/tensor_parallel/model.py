@@ -1,12 +1,8 @@
 """Split of a model by a plan: the layers that it names become parallel ones; every rank keeps its own samples.
 
 A plan is checked against the model before (`check_plan`): by names, types and shapes alone, for any number of ranks.
-Every refusal is one line with its remedy. States and norms are those of the whole model, under the same names:
-
-    rank 0   fc1.weight (3, 8), its momentum (3, 8) ┐ all-gather in the model group
-    rank 1   fc1.weight (3, 8), its momentum (3, 8) ┴──▶ rank 0: fc1.weight (6, 8), its momentum (6, 8)
-
-Loading is local: each rank cuts its own part. One tensor at a time is whole on the ranks beside rank 0.
+Every refusal is one line with its remedy. States and norms are those of the whole model, under the same names. Loading
+is local: each rank cuts its own part. One tensor at a time is whole on the ranks beside rank 0.
 """
 
 from __future__ import annotations
@@ -104,11 +100,8 @@ def split_refusal(layer: nn.Module, split: Split, ranks: int) -> str:
         fits = ", ".join(str(size) for size in range(1, ranks + 1) if ranks % size == 0)
         return f": groups of {split.ranks} do not divide {ranks} ranks: use one of {fits}"
     if split.how not in hows:
-        remedy = (
-            f"split it by {' or '.join(hows)}"
-            if hows
-            else "Linear, Conv1d, Conv2d, Conv3d, Embedding and MultiheadAttention can be"
-        )
+        able = "Linear, Conv1d, Conv2d, Conv3d, Embedding and MultiheadAttention can be"
+        remedy = f"split it by {' or '.join(hows)}" if hows else able
         return f" is a {kind}, which cannot be split by {split.how}: {remedy}"
     reason = hows[split.how].refusal(layer, split) if split.ranks > 1 else ""
     return f" ({kind}) {reason}" if reason else ""
@@ -244,8 +237,7 @@ def agree_on_state(model: nn.Module, world: World) -> None:
 def seed_dropout(model: nn.Module, seed: int, step: int, first: int | None = None) -> None:
     """Set the numbers that dropouts of a split model draw from, before a step; without it, steps are counted from 0.
     `first` is the number of this rank's first sample in the batch of all ranks; None where all shares are equal. A
-    parallel model that "auto" has left whole stays as it is: its dropouts draw from PyTorch's generator. Raises
-    UsageError for a model that is not parallel."""
+    model that "auto" has left whole stays as it is. Raises UsageError for a model that is not parallel."""
     if split := split_of(model):
         vars(split.numbers).update(seed=seed, step=step, ended=step, first=first, counts=False)
     elif reducer_of(model) is None:
