@@ -5,23 +5,10 @@
     part      (G m, ..., f / G)   the group's samples, each rank its own features
     partial   (G m, ..., f)       the group's samples; the ranks' sum is the activation
 
-    2 ranks, b = 1, f = 2      own      rank 0: [a0 a1]              rank 1: [b0 b1]
-                               part     rank 0: [a0] [b0]            rank 1: [a1] [b1]
-                               whole    both: [a0 a1] [b0 b1]
-
 Ranks have blocks of an activation along its samples (own) or its features (part). A change cuts along the dimension of
-the layout behind it, sends each rank its block, and joins along that of the layout before it (`exchange`):
-
-    own ─▶ whole      join samples: all-gather        own ─▶ part      cut features, join samples: all-to-all
-    partial ─▶ own    cut samples: reduce-scatter     part ─▶ own      cut samples, join features: all-to-all
-    part ─▶ whole     join features: all-gather       partial ─▶ part  cut features: reduce-scatter
-
-Backward, cut and join change places. m is the largest b of the group; ranks with fewer samples repeat one, whose
-gradients are zeros. `plan/split.py` has the bytes that are sent.
-
-A loss is a mean over its rank's own samples. So gradients are multiplied by the rank's share of the group's samples
-where they enter the group, and divided by it where they leave. Ranks tell each other their samples once for each
-average, since programs may declare them behind the forward pass.
+the layout behind it, sends each rank its block, and joins along that of the layout before it (`exchange`). Backward,
+cut and join change places. m is the largest b of the group. `docs/tensor_parallel.md` has the changes, the bytes that
+are sent, and how gradients are weighed where ranks have fewer samples.
 """
 
 from __future__ import annotations
@@ -150,11 +137,11 @@ class _LayoutChange(torch.autograd.Function):
 
 
 @torch._disable_dynamo  # type: ignore[attr-defined]
-def change_layout(x: Tensor, link: GroupLink, before: str, after: str, dim: int = -1) -> Tensor:
-    """Return an activation in another layout; `dim` is the dimension of its features.
+def change_layout(x: Tensor, link: GroupLink | None, before: str, after: str, dim: int = -1) -> Tensor:
+    """Return an activation in another layout; `dim` is the dimension of its features. `link` None: of a whole layer.
     From own samples each rank sends as many as the member with the most, and repeats its first; own ones are given
     without repetitions. Own samples that several layers gather, as query, key and value do, are gathered once."""
-    if before == after:
+    if before == after or link is None:
         return x
     own, version = x, None if x.is_inference() else x._version  # by which a change would show
     if before == OWN and after == WHOLE and link.gathered is not None:

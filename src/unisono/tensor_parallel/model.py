@@ -1,12 +1,8 @@
 """Split of a model by a plan: the layers that it names become parallel ones; every rank keeps its own samples.
 
 A plan is checked against the model before (`check_plan`): by names, types and shapes alone, for any number of ranks.
-Every refusal is one line with its remedy. States and norms are those of the whole model, under the same names:
-
-    rank 0   fc1.weight (3, 8), its momentum (3, 8) ┐ all-gather in the model group
-    rank 1   fc1.weight (3, 8), its momentum (3, 8) ┴──▶ rank 0: fc1.weight (6, 8), its momentum (6, 8)
-
-Loading is local: each rank cuts its own part. One tensor at a time is whole on the ranks beside rank 0.
+Every refusal is one line with its remedy. States and norms are those of the whole model, under the same names. Loading
+is local: each rank cuts its own part. One tensor at a time is whole on the ranks beside rank 0.
 """
 
 from __future__ import annotations
@@ -104,7 +100,8 @@ def split_refusal(layer: nn.Module, split: Split, ranks: int) -> str:
         fits = ", ".join(str(size) for size in range(1, ranks + 1) if ranks % size == 0)
         return f": groups of {split.ranks} do not divide {ranks} ranks: use one of {fits}"
     if split.how not in hows:
-        remedy = f"split it by {' or '.join(hows)}" if hows else "Linear, Conv1d, Conv2d, Conv3d and Embedding can be"
+        able = "Linear, Conv1d, Conv2d, Conv3d, Embedding and MultiheadAttention can be"
+        remedy = f"split it by {' or '.join(hows)}" if hows else able
         return f" is a {kind}, which cannot be split by {split.how}: {remedy}"
     reason = hows[split.how].refusal(layer, split) if split.ranks > 1 else ""
     return f" ({kind}) {reason}" if reason else ""
@@ -164,14 +161,15 @@ def _part_refusal(name: str, givers: list[str], splits: Mapping[str, Split], mod
 def _check_ties(splits: Mapping[str, Split], modules: Mapping[str, nn.Module]) -> None:
     """Raise UsageError where a weight belongs to two layers that do not cut it alike."""
     cuts: dict[int, tuple[str, WeightPart | None]] = {}
+    layers = {name: parts_of(modules[name], split, 0) for name, split in splits.items()}
+    parts = {f"{name}.{parameter}": part for name, own in layers.items() for parameter, part in own.items()}
     for name, module in modules.items():
-        parts = parts_of(module, splits[name], 0) if name in splits else {}
-        for parameter, tensor in module.named_parameters(recurse=False):
+        for parameter, tensor in module.named_parameters(name, recurse=False):
             part = parts.get(parameter)
-            first, cut = cuts.setdefault(id(tensor), (f"{name}.{parameter}", part))
-            if cut != part or (part is not None and first != f"{name}.{parameter}" and len(tensor) % part.ranks):
+            first, cut = cuts.setdefault(id(tensor), (parameter, part))
+            if cut != part or (part is not None and first != parameter and len(tensor) % part.ranks):
                 raise UsageError(
-                    f"{name}.{parameter} and {first} are one weight, but are not split alike: split both over the same "
+                    f"{parameter} and {first} are one weight, but are not split alike: split both over the same "
                     "ranks and dimension, which they divide, or neither"
                 )
 
@@ -188,6 +186,8 @@ def split_model(model: nn.Module, world: World, plan: PlanLike | str) -> nn.Modu
     for (layer, split, link), parts_of_layer in zip(splits, parts, strict=True):
         become(layer, split, link, parts_of_layer)
     use_sample_dropout(model, made.numbers)
+    for encoder in (module for module in model.modules() if isinstance(module, nn.TransformerEncoder)):
+        encoder.use_nested_tensor = False  # which split layers do not take
     setattr(model, ATTRIBUTE, made)
     model.register_forward_pre_hook(_begin_pass)
     model.register_forward_hook(_end_pass)
@@ -237,8 +237,7 @@ def agree_on_state(model: nn.Module, world: World) -> None:
 def seed_dropout(model: nn.Module, seed: int, step: int, first: int | None = None) -> None:
     """Set the numbers that dropouts of a split model draw from, before a step; without it, steps are counted from 0.
     `first` is the number of this rank's first sample in the batch of all ranks; None where all shares are equal. A
-    parallel model that "auto" has left whole stays as it is: its dropouts draw from PyTorch's generator. Raises
-    UsageError for a model that is not parallel."""
+    model that "auto" has left whole stays as it is. Raises UsageError for a model that is not parallel."""
     if split := split_of(model):
         vars(split.numbers).update(seed=seed, step=step, ended=step, first=first, counts=False)
     elif reducer_of(model) is None:
@@ -293,8 +292,9 @@ def _whole(model: nn.Module, state: dict[Any, Any], parameters: Mapping[Any, Ten
         full, weight = value, parameters.get(name)
         if weight is not None and id(weight) in parts and isinstance(value, Tensor) and value.shape == weight.shape:
             part, group = parts[id(weight)]
-            full = exchange(value.detach(), group, None, part.dim)
-            full = full.narrow(part.dim, 0, part.shape[part.dim]).contiguous()
+            blocks, dim = torch.unflatten(value.detach(), part.dim, (part.blocks, -1)), part.dim + 1
+            full = exchange(blocks, group, None, dim).narrow(dim, 0, part.shape[part.dim] // part.blocks)
+            full = full.flatten(part.dim, dim).contiguous()
         if split.world.rank == 0:
             gathered[name] = full
     return gathered if split.world.rank == 0 else {}

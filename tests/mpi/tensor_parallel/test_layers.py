@@ -6,6 +6,7 @@ import copy
 import gc
 import itertools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -134,6 +135,52 @@ def test_layers_of_each_kind(group: World, make: Callable[[], nn.Module], how: s
     for name, part in getattr(layer[0], "parts", {}).items():
         mean = unsplit.get_parameter(name).grad / group.size
         torch.testing.assert_close(layer[0].get_parameter(name).grad, part.cut(mean))
+
+
+ATTENTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "alone": ({}, {"need_weights": False}),
+    "weights": ({"bias": False}, {}),
+    "weights of heads": ({}, {"average_attn_weights": False}),
+    "a mask of all samples": ({}, {"attn_mask": torch.ones(3, 4).triu(2).bool(), "need_weights": False}),
+    "a mask of each head": ({}, {"attn_mask": torch.linspace(0, 1, 2 * 12 * 3 * 4).double().view(24, 3, 4)}),
+    "padding": ({}, {"key_padding_mask": torch.tensor([[0, 0, 0, 1], [0, 1, 1, 1]]).bool()}),
+    "both masks": (
+        {},
+        {
+            "key_padding_mask": torch.tensor([[0, 0, 0, 1], [0, 0, 1, 1]]).bool(),
+            "attn_mask": torch.ones(3, 4).triu(2).bool(),
+            "need_weights": False,
+        },
+    ),
+}
+"""Options of an attention, and of its call."""
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_heads_of_an_attention(group: World, name: str) -> None:
+    """Queries, keys of another sequence, and masks are of a rank's own samples; on rank 0 no key is padding."""
+    options, given = ATTENTIONS[name]
+    torch.manual_seed(3)
+    unsplit = nn.MultiheadAttention(24, 12, batch_first=True, **options).double()
+    model = split_model(nn.ModuleDict({"attention": copy.deepcopy(unsplit)}), group, {"attention": "heads"})
+    layer, close = model["attention"], partial(torch.testing.assert_close, rtol=1e-9, atol=1e-12)
+    assert layer.in_proj_weight.shape == (72 // group.size, 24)
+    queries, keys = (torch.randn(group.size, 2, length, 24, dtype=torch.float64) for length in (3, 4))
+
+    def passes(attention: nn.Module, rank: int) -> list[torch.Tensor]:
+        own, masks = [each[rank].clone().requires_grad_() for each in (queries, keys)], dict(given)
+        if rank == 0 and "key_padding_mask" in masks:
+            masks["key_padding_mask"] = torch.zeros_like(masks["key_padding_mask"])
+        outputs = [each for each in attention(own[0], own[1], own[1], **masks) if each is not None]
+        sum(each.square().sum() for each in outputs).backward()
+        return [*outputs, *(each.grad for each in own)]
+
+    expected = [passes(unsplit, rank) for rank in range(group.size)]
+    close(passes(layer, group.rank), expected[group.rank])
+    for parameter, other in unsplit.named_parameters():
+        mean, part = other.grad / group.size, layer.parts.get(parameter)
+        if part is not None:
+            close(layer.get_parameter(parameter).grad, part.cut(mean))
 
 
 @pytest.mark.parametrize("even", [True, False])
@@ -439,6 +486,31 @@ def test_a_fused_transformer_layer_is_not_taken_for_whole(group: World) -> None:
     unisono.parallel(layer, group, plan={"linear1": "column gives part", "linear2": "row takes part"})
     with torch.no_grad():
         torch.testing.assert_close(layer(x), expected)
+
+
+@pytest.mark.parametrize("plan", [{"layers.*.self_attn": "heads"}, {"layers.1.linear1": "column"}])
+def test_an_encoder_takes_padding_in_tests_as_whole_ones_do(group: World, plan: dict[str, str]) -> None:
+    """PyTorch's own would make nested tensors of it, and read whole weights."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(24, 12, 24, batch_first=True)
+    unsplit, x = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval(), torch.randn(2, 3, 24)
+    padding = torch.tensor([[0, 0, 1], [0, 0, 0]]).bool()
+    model = unisono.parallel(nn.TransformerEncoder(layer, 2), group, plan=plan).eval()
+    model.load_state_dict(unsplit.state_dict())
+    with torch.no_grad():
+        kept = ~padding
+        expected = unsplit(x, src_key_padding_mask=padding)
+        torch.testing.assert_close(model(x, src_key_padding_mask=padding)[kept], expected[kept])
+
+
+def test_an_attention_takes_a_batch(group: World) -> None:
+    model = split_model(nn.ModuleDict({"a": nn.MultiheadAttention(24, 12, batch_first=True)}), group, {"a": "heads"})
+    x = torch.zeros(3, 24)
+    if group.size > 1:
+        with pytest.raises(UsageError, match=r"takes \(samples, ...\), 3 dimensions or more, and got \(3, 24\)"):
+            model["a"](x, x, x)
+        with pytest.raises(UsageError, match="is_causal = True says what attn_mask is, and there is none: pass"):
+            model["a"](x[None], x[None], x[None], is_causal=True)
 
 
 def test_bfloat16_products(group: World) -> None:
