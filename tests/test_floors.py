@@ -51,7 +51,7 @@ MAX_LINES = {
     "asynchronous": 1_069,
     "bench": 1_540,
     "cli": 2_428,
-    "collectives": 4_062,
+    "collectives": 4_060,
     "compute": 1_249,
     "data": 6_445,
     "elastic": 1_326,
@@ -64,12 +64,12 @@ MAX_LINES = {
     "network": 1_730,
     "optimizers": 531,
     "papers": 655,
-    "plan": 3_517,
+    "plan": 3_498,
     "reducer": 4_232,
     "rules": 1_165,
     "schedules": 1_796,
     "step": 2_782,
-    "tensor_parallel": 1_024,
+    "tensor_parallel": 1_057,
     "testing": 1_676,
     "torch_backend": 2_041,
     "training": 7_335,
@@ -96,7 +96,7 @@ SPLIT_LAYERS = {
 }
 """Definitions that only split layers use, beside FILES_OF_SPLIT_LAYERS: their planning."""
 
-MAX_LINES_OF_SPLIT_LAYERS = 1_486
+MAX_LINES_OF_SPLIT_LAYERS = 1_500
 """Lines of split layers with their planning."""
 
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
