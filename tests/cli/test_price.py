@@ -68,7 +68,7 @@ def test_tables(in_process: Run) -> None:
     assert [line.split(":")[0] for line in lines if "bound of the links" in line] == ["4 KiB", "1 MiB"]
     assert sum(line.endswith("  auto") for line in lines) == 2
     assert any(line.startswith("halving/round-robin ") for line in lines)
-    assert lines[-1].startswith("left out: hierarchical (all 13), leader (all 13): with one rank per node")
+    assert lines[-1].startswith("left out: hierarchical (all 15), leader (all 15): with one rank per node")
 
 
 def test_the_machine_has_supernodes(in_process: Run, tmp_path: Path) -> None:
