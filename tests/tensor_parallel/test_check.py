@@ -31,6 +31,8 @@ class Net(nn.Module):
         self.zeros = nn.MultiheadAttention(8, 4, add_zero_attn=True, batch_first=True)
         self.frozen = nn.MultiheadAttention(8, 4, batch_first=True).requires_grad_(False)
         self.last, self.computed = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.scaled = nn.Linear(8, 8)
+        self.scaled.scale = nn.Parameter(torch.ones(8))
         del self.computed.weight
         self.computed.weight_g = nn.Parameter(torch.ones(8, 8))
 
@@ -44,6 +46,13 @@ def test_names_sizes_and_dropouts_are_filled_in() -> None:
     assert str(plan) == "words: row 4, fc1: column 2 gives part, drop1: dropout 2 dim -1, fc2: row 2 takes part"
     plan = checked({"fc1": "column 2 gives part", "fc2": "row 2 takes part", "drop1": "dropout 2 dim 1"})
     assert "drop1: dropout 2 dim 1" in str(plan)
+
+
+def test_a_layer_with_a_parameter_more_is_split() -> None:
+    """Each rank holds all of that one."""
+    model = Net()
+    plan = checked({"scaled": "column"}, model=model)
+    assert list(parts_of(model.scaled, plan["scaled"], 0)) == ["weight", "bias"]
 
 
 REFUSALS = {
@@ -74,8 +83,7 @@ REFUSALS = {
         "'frozen' gives those of 4, and 'frozen.out_proj' between (NonDynamicallyQuantizableLinear) is not known",
     ),
     "positions first": ({"rows": "heads"}, "(MultiheadAttention) has batch_first = False: leave it whole"),
-    "biases of keys": ({"biased": "heads"}, "has bias_k, bias_v, in_proj_weight, out_proj.weight, not in_proj_weight "
-                       "and out_proj.weight: leave it whole"),
+    "biases of keys": ({"biased": "heads"}, "(MultiheadAttention) has bias_k = a weight: leave it whole"),
     "keys of other features": ({"cross": "heads"}, "has k_proj_weight, out_proj.weight, q_proj_weight, v_proj_weight, "
                                "not in_proj_weight and out_proj.weight: leave it whole"),
     "a key of zeros": ({"zeros": "heads"}, "(MultiheadAttention) has add_zero_attn = True: leave it whole"),

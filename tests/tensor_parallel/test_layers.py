@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from unisono.tensor_parallel.layers import HeadParallelAttention, WeightPart, use_sample_dropout
+from unisono.plan.layer_plan import Split
+from unisono.tensor_parallel.layers import HeadParallelAttention, WeightPart, become, use_sample_dropout
 from unisono.tensor_parallel.layouts import SampleNumbers
 
 
@@ -72,6 +73,40 @@ def test_an_attention_without_dropout_or_that_cannot_be_split_stays() -> None:
     )
     use_sample_dropout(model, SampleNumbers())
     assert [type(module) for module in model] == [nn.MultiheadAttention] * 2
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_masks_beside_an_attention_are_the_same_where_it_is_split(dropout: float) -> None:
+    """Those of dropouts are those of a model without attentions."""
+    attentions = [nn.MultiheadAttention(8, 2, p, batch_first=True) for p in (dropout, 0.3)]
+    unsplit = nn.ModuleList([attentions[0], nn.Dropout(), attentions[1], nn.Dropout()])
+    split, alone = copy.deepcopy(unsplit), nn.ModuleList([nn.Dropout(), nn.Dropout()])
+    become(split[0], Split("heads", 2), None, {})
+    for model in (unsplit, split, alone):
+        use_sample_dropout(model, SampleNumbers(7, 3, first=0))
+    x = torch.ones(4, 5, 8)
+    for place, other in ((1, 0), (3, 1)):
+        assert torch.equal(unsplit[place](x), split[place](x))
+        assert torch.equal(unsplit[place](x), alone[other](x))
+    assert torch.equal(*(each[2](x, x, x)[0] for each in (unsplit, split)))
+    assert split[0].layer not in {split[place].layer for place in (1, 2, 3)}
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_whole_attention_takes_an_input_without_samples(heads: int, trains: bool) -> None:
+    """As PyTorch's does: also masks, and random numbers."""
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(8, heads, 0.3, batch_first=True).train(trains)
+    other, queries, keys = copy.deepcopy(attention), torch.randn(5, 8), torch.randn(4, 8)
+    masks = {"attn_mask": torch.ones(5, 4).triu(1).bool(), "key_padding_mask": torch.tensor([0, 0, 0, 1]).bool()}
+    use_sample_dropout(nn.Sequential(other), SampleNumbers(7, 3, first=0))
+    assert type(other) is HeadParallelAttention
+    outputs = []
+    for each in (attention, other):
+        torch.manual_seed(1)
+        outputs.append(each(queries, keys, keys, **masks))
+    torch.testing.assert_close(*outputs, rtol=0, atol=0)
 
 
 def test_the_example() -> None:

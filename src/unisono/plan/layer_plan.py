@@ -22,9 +22,7 @@ OWN, PART = "own", "part"
 AUTO = "auto"
 """Plan that is chosen by prediction (`tensor_parallel/choose_plan.py`)."""
 
-WORDS = re.compile(
-    r"(column|row|heads|dropout)(?: (\d+))?(?: dim (-?\d+))?(?: takes (own|part))?(?: gives (own|part))?"
-)
+WORDS = re.compile(r"(column|row|heads|dropout)(?: (\d+))?(?: dim (-?\d))?(?: takes (own|part))?(?: gives (own|part))?")
 FORM = '"column 2 gives part": column, row or heads, the size of the group, "takes part" and "gives part"'
 
 STYLES = {"ColwiseParallel": COLUMN, "RowwiseParallel": ROW}

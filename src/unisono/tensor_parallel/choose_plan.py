@@ -194,10 +194,9 @@ def split_model_of(
 def facts_of(model: nn.Module, layers: Iterable[TracedLayer], once: Set[str], ranks: int) -> tuple[LayerFacts, ...]:
     """Return the facts of a model's traced layers. `once` has the modules that every rank called once, and whose
     parameters nothing else read: others stay whole."""
-    modules, pairs = dict(model.named_modules()), pairs_of(model, once)
+    modules, pairs, facts = dict(model.named_modules()), pairs_of(model, once), list[LayerFacts]()
     uses = Counter(id(weight) for module in modules.values() for weight in module.parameters(recurse=False))
-    sizes, facts = [size for size in range(2, ranks + 1) if ranks % size == 0], list[LayerFacts]()
-    ways = [Split(how, size) for how in (COLUMN, ROW, HEADS) for size in sizes]
+    ways = [Split(how, size) for how in (COLUMN, ROW, HEADS) for size in range(2, ranks + 1) if ranks % size == 0]
     for layer in layers:
         name, module = layer.name, modules[layer.name]
         tied = any(uses[id(weight)] > 1 for weight in module.parameters())

@@ -87,11 +87,11 @@ class ParallelLayer(nn.Module):
             return "takes inputs of own samples: leave away 'takes part'"
         names = (cls.cuts, dict(layer.named_parameters()))
         needed, given = ({name for name in each if not name.endswith("bias")} for each in names)
-        if given != needed and split.how != DROPOUT:
+        if needed - given and split.how != DROPOUT:
             return f"has {', '.join(sorted(given))}, not {' and '.join(sorted(needed))}: leave it whole"
         for name, value in cls.options.items():
-            if getattr(layer, name) != value:
-                return f"has {name} = {getattr(layer, name)}: leave it whole"
+            if (own := getattr(layer, name)) != value:
+                return f"has {name} = {'a weight' if isinstance(own, Tensor) else own}: leave it whole"
         shared = [cls.outputs] if split.how in (COLUMN, HEADS) or split.gives == PART else []
         shared += [cls.inputs] if cls.inputs and (split.how == ROW or split.takes == PART) else []
         for name in shared:
@@ -116,8 +116,7 @@ class ParallelLayer(nn.Module):
             draw = np.random.SeedSequence((self.numbers.seed % (1 << 64), step, sample, self.layer))
             generator.manual_seed(int(draw.generate_state(1, np.uint64)[0] >> 1))
             torch.rand(shape[1:], generator=generator, out=mask[place])
-        scale = 1.0 / (1.0 - p) if p < 1 else 0.0
-        return x * (mask.chunk(ranks, dim)[member] >= p).to(x.device, x.dtype).mul_(scale)
+        return x * (mask.chunk(ranks, dim)[member] >= p).to(x.device, x.dtype).mul_(1 / (1 - p) if p < 1 else 0.0)
 
     def multiply(self, x: Tensor) -> Tensor:
         """Return this rank's part of the output, or of the sum that is the output."""
@@ -181,7 +180,7 @@ class HeadParallelAttention(ParallelLayer, nn.MultiheadAttention):
     and out_proj.weight (E, E / G). A mask (L, S) is that of all of the group's samples."""
 
     cuts, outputs = {"in_proj_weight": (0, 3), "in_proj_bias": (0, 3), "out_proj.weight": (1, 1)}, "num_heads"
-    options: ClassVar[Mapping[str, Any]] = {"add_zero_attn": False, "batch_first": True}
+    options: ClassVar[Mapping[str, Any]] = {"bias_k": None, "add_zero_attn": False, "batch_first": True}
 
     def forward(  # type: ignore[override]
         self,
@@ -195,14 +194,20 @@ class HeadParallelAttention(ParallelLayer, nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the outputs for own samples and, with `need_weights`, the keys' weights, as a whole attention does."""
+        if self.link is not None:
+            self.link.exchanges += bool(need_weights)  # that of the weights
+        elif query.ndim < 3 or not self.training:  # no samples, or nothing to drop
+            given = key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+            return nn.MultiheadAttention.forward(self, query, key, value, *given)
         if is_causal and attn_mask is None:
             raise UsageError("is_causal = True says what attn_mask is, and there is none: pass the mask, too")
         mask, padding = (
             torch.where(each, -torch.inf, 0.0).to(query) if each is not None and each.dtype == torch.bool else each
             for each in (attn_mask, key_padding_mask)
         )
-        if mask is not None and mask.ndim == 3:
-            mask = change_layout(torch.unflatten(mask, 0, (-1, self.num_heads)), self.link, OWN, PART, 1)
+        if mask is not None and (mask.ndim == 3 or mask.requires_grad):  # whose gradient is that of own samples
+            mask = torch.unflatten(mask.expand(len(query) * self.num_heads, -1, -1), 0, (-1, self.num_heads))
+            mask = change_layout(mask, self.link, OWN, PART, 1)
         if padding is not None:
             padding = change_layout(padding[:, None, None], self.link, OWN, WHOLE)
             mask = padding if mask is None else mask + padding
@@ -214,8 +219,7 @@ class HeadParallelAttention(ParallelLayer, nn.MultiheadAttention):
         )
         if need_weights or (self.training and self.dropout):
             scores = q @ k.mT * self.head_dim**-0.5
-            weights = torch._safe_softmax(scores if mask is None else scores + mask, -1)
-            weights = self.drop_out(weights, self.dropout, 1)
+            weights = self.drop_out(torch._safe_softmax(scores if mask is None else scores + mask, -1), self.dropout, 1)
             y = weights @ v
         else:
             y = functional.scaled_dot_product_attention(q, k, v, mask)
@@ -280,10 +284,8 @@ def _check_samples(layer: Any, inputs: tuple[Any, ...]) -> None:
     """Raise UsageError for an input without a dimension of samples, whose layout cannot change."""
     least = 1 if isinstance(layer, nn.Embedding) else 3 if layer.split.how == HEADS else layer.weight.ndim
     if inputs and isinstance(inputs[0], Tensor) and inputs[0].ndim < least:
-        raise UsageError(
-            f"a split {type(layer).__name__} takes (samples, ...), {least} dimensions or more, and got "
-            f"{tuple(inputs[0].shape)}: call it with a batch"
-        )
+        takes = f"a split {type(layer).__name__} takes (samples, ...), {least} dimensions or more"
+        raise UsageError(f"{takes}, and got {tuple(inputs[0].shape)}: call it with a batch")
 
 
 def _cut_whole(layer: Any, state: dict[str, Tensor], prefix: str, *_: object) -> None:
@@ -294,12 +296,14 @@ def _cut_whole(layer: Any, state: dict[str, Tensor], prefix: str, *_: object) ->
 
 
 def use_sample_dropout(model: nn.Module, numbers: SampleNumbers) -> None:
-    """Make the model's dropouts, and those of its attentions, draw from `numbers`; modules and names stay."""
+    """Make the model's dropouts, and those of its attentions, draw from `numbers`; modules and names stay. The numbers
+    of attentions come behind, last of those that drop nothing, which are here only where they are split."""
     whole = {nn.Dropout: Split(DROPOUT, 1), nn.MultiheadAttention: Split(HEADS, 1)}
     for module in model.modules():
         split = whole.get(type(module)) if getattr(module, "dropout", True) else None
         if split is not None and not (kind := KINDS[type(module), split.how]).refusal(module, split):
             module.__class__ = kind
-    drawing = (module for module in model.modules() if isinstance(module, SampleDropout | HeadParallelAttention))
+    drawing = [module for module in model.modules() if isinstance(module, SampleDropout | HeadParallelAttention)]
+    drawing.sort(key=lambda module: (isinstance(module, HeadParallelAttention), getattr(module, "dropout", 0) == 0))
     for index, module in enumerate(drawing):
         module.numbers, module.layer = numbers, index
