@@ -181,13 +181,14 @@ def split_model(model: nn.Module, world: World, plan: PlanLike | str) -> nn.Modu
     if split_of(model) is not None:
         raise UsageError("the model is split already: give the plan once")
     made = ModelSplit(check_plan(make_plan(plan), model, world.size), world)
-    splits = [(model.get_submodule(name), split, made.links[split.ranks]) for name, split in made.plan.items()]
-    parts = [parts_of(layer, split, link.world.rank) for layer, split, link in splits]  # before a tied weight is cut
-    for (layer, split, link), parts_of_layer in zip(splits, parts, strict=True):
-        become(layer, split, link, parts_of_layer)
+    splits = ((model.get_submodule(name), split, made.links[split.ranks]) for name, split in made.plan.items())
+    layers = [(layer, split, link, parts_of(layer, split, link.world.rank)) for layer, split, link in splits]
+    for each in layers:  # behind the parts of all: a tied weight is cut once
+        become(*each)
     use_sample_dropout(model, made.numbers)
     for encoder in (module for module in model.modules() if isinstance(module, nn.TransformerEncoder)):
-        encoder.use_nested_tensor = False  # which split layers do not take
+        if named_parts(encoder):  # which take no nested ones
+            encoder.use_nested_tensor = False
     setattr(model, ATTRIBUTE, made)
     model.register_forward_pre_hook(_begin_pass)
     model.register_forward_hook(_end_pass)

@@ -142,6 +142,7 @@ ATTENTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "weights": ({"bias": False}, {}),
     "weights of heads": ({}, {"average_attn_weights": False}),
     "a mask of all samples": ({}, {"attn_mask": torch.ones(3, 4).triu(2).bool(), "need_weights": False}),
+    "a learned mask": ({}, {"attn_mask": torch.linspace(0, 1, 12).double().view(3, 4).requires_grad_()}),
     "a mask of each head": ({}, {"attn_mask": torch.linspace(0, 1, 2 * 12 * 3 * 4).double().view(24, 3, 4)}),
     "padding": ({}, {"key_padding_mask": torch.tensor([[0, 0, 0, 1], [0, 1, 1, 1]]).bool()}),
     "both masks": (
@@ -169,6 +170,9 @@ def test_heads_of_an_attention(group: World, name: str) -> None:
 
     def passes(attention: nn.Module, rank: int) -> list[torch.Tensor]:
         own, masks = [each[rank].clone().requires_grad_() for each in (queries, keys)], dict(given)
+        if name == "a learned mask":
+            masks["attn_mask"] = given["attn_mask"].detach().clone().requires_grad_()
+            own.append(masks["attn_mask"])
         if rank == 0 and "key_padding_mask" in masks:
             masks["key_padding_mask"] = torch.zeros_like(masks["key_padding_mask"])
         outputs = [each for each in attention(own[0], own[1], own[1], **masks) if each is not None]
@@ -393,7 +397,7 @@ def test_a_pass_that_fails_on_one_rank_between_layers_that_are_alike_is_an_error
         with pytest.raises(ValueError, match="out of luck"):
             model(own)
     if group.size > 1:
-        with pytest.raises(MismatchError, match=r"a pass failed on some ranks of a group, now in exchanges \[1, 2"):
+        with pytest.raises(MismatchError, match=r"ranks of a group are in exchanges \[1, 2.*a pass failed on some"):
             model(own)
     torch.testing.assert_close(model(own), unsplit(inputs.flatten(0, 1)).view(inputs.shape)[group.rank])
 
@@ -501,6 +505,45 @@ def test_an_encoder_takes_padding_in_tests_as_whole_ones_do(group: World, plan: 
         kept = ~padding
         expected = unsplit(x, src_key_padding_mask=padding)
         torch.testing.assert_close(model(x, src_key_padding_mask=padding)[kept], expected[kept])
+
+
+def test_an_encoder_that_is_not_split_makes_nested_tensors(group: World) -> None:
+    """In tests, where its outputs at padding are zeros. Others of the model make none."""
+    layer = nn.TransformerEncoderLayer(24, 12, 24, batch_first=True)
+    model = nn.ModuleDict({"whole": nn.TransformerEncoder(layer, 2), "split": nn.TransformerEncoder(layer, 2)}).eval()
+    unsplit, x = copy.deepcopy(model["whole"]), torch.randn(2, 3, 24)
+    padding = torch.tensor([[0, 1, 1], [0, 0, 1]]).bool()
+    split_model(model, group, {"split.layers.1.linear1": "column"})
+    with torch.no_grad():
+        outputs = model["whole"](x, src_key_padding_mask=padding)
+        assert not outputs[padding].any()
+        assert torch.equal(outputs, unsplit(x, src_key_padding_mask=padding))
+    assert [each.use_nested_tensor for each in model.values()] == [True, group.size == 1]
+
+
+class Attending(nn.Module):
+    """Attention of 12 heads, with what its call is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(24, 12, batch_first=True)
+
+    def forward(self, queries: torch.Tensor, keys: torch.Tensor, **given: Any) -> torch.Tensor:
+        outputs: torch.Tensor = self.attention(queries, keys, keys, **given)[0]
+        return outputs
+
+
+@pytest.mark.parametrize("name", ["key_padding_mask", "attn_mask", "need_weights"])
+def test_what_some_ranks_alone_give_an_attention_is_an_error_of_all(group: World, name: str) -> None:
+    """A mask may have as many elements as the queries that the other ranks exchange. The next pass is exact."""
+    unsplit = Attending()
+    model = split_model(copy.deepcopy(unsplit), group, {"attention": "heads"})
+    options = {"key_padding_mask": torch.zeros(2, 24).bool(), "attn_mask": torch.zeros(24, 1, 24), "need_weights": True}
+    queries, keys, given = torch.randn(2, 1, 24), torch.randn(2, 24, 24), {"need_weights": False}
+    if group.size > 1:
+        with pytest.raises(MismatchError, match=r"ranks of a group are in exchanges .* masks or need_weights differ"):
+            model(queries, keys, **given | ({name: options[name]} if group.rank == 0 else {}))
+    torch.testing.assert_close(model(queries, keys, **given), unsplit(queries, keys, **given))
 
 
 def test_an_attention_takes_a_batch(group: World) -> None:
