@@ -64,12 +64,12 @@ MAX_LINES = {
     "network": 1_730,
     "optimizers": 557,
     "papers": 655,
-    "plan": 3_517,
+    "plan": 3_496,
     "reducer": 4_297,
     "rules": 1_165,
     "schedules": 1_796,
     "step": 2_798,
-    "tensor_parallel": 1_030,
+    "tensor_parallel": 1_060,
     "testing": 1_691,
     "torch_backend": 2_041,
     "training": 7_352,
@@ -96,7 +96,7 @@ SPLIT_LAYERS = {
 }
 """Definitions that only split layers use, beside FILES_OF_SPLIT_LAYERS: their planning."""
 
-MAX_LINES_OF_SPLIT_LAYERS = 1_491
+MAX_LINES_OF_SPLIT_LAYERS = 1_500
 """Lines of split layers with their planning."""
 
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

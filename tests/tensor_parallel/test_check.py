@@ -25,7 +25,16 @@ class Net(nn.Module):
         self.norm = nn.LayerNorm(8)
         self.fc1, self.drop1, self.fc2 = nn.Linear(8, 24), nn.Dropout(0.5), nn.Linear(24, 10)
         self.drop2 = nn.Dropout(0.5)
-        self.heads = nn.MultiheadAttention(8, 2)
+        self.heads = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.rows, self.biased = nn.MultiheadAttention(8, 4), nn.MultiheadAttention(8, 4, add_bias_kv=True)
+        self.cross = nn.MultiheadAttention(8, 4, kdim=6, vdim=5, batch_first=True)
+        self.zeros = nn.MultiheadAttention(8, 4, add_zero_attn=True, batch_first=True)
+        self.frozen = nn.MultiheadAttention(8, 4, batch_first=True).requires_grad_(False)
+        self.last, self.computed = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.scaled = nn.Linear(8, 8)
+        self.scaled.scale = nn.Parameter(torch.ones(8))
+        del self.computed.weight
+        self.computed.weight_g = nn.Parameter(torch.ones(8, 8))
 
 
 def checked(layers: dict[str, str], ranks: int = 4, model: nn.Module | None = None) -> ParallelPlan:
@@ -37,6 +46,13 @@ def test_names_sizes_and_dropouts_are_filled_in() -> None:
     assert str(plan) == "words: row 4, fc1: column 2 gives part, drop1: dropout 2 dim -1, fc2: row 2 takes part"
     plan = checked({"fc1": "column 2 gives part", "fc2": "row 2 takes part", "drop1": "dropout 2 dim 1"})
     assert "drop1: dropout 2 dim 1" in str(plan)
+
+
+def test_a_layer_with_a_parameter_more_is_split() -> None:
+    """Each rank holds all of that one."""
+    model = Net()
+    plan = checked({"scaled": "column"}, model=model)
+    assert list(parts_of(model.scaled, plan["scaled"], 0)) == ["weight", "bias"]
 
 
 REFUSALS = {
@@ -53,7 +69,25 @@ REFUSALS = {
     "rows of a convolution": ({"conv": "row"}, "'conv' is a Conv2d, which cannot be split by row: split it by column"),
     "columns of words": ({"words": "column"}, "is a Embedding, which cannot be split by column: split it by row"),
     "groups": ({"grouped": "column"}, "layer 'grouped' (Conv2d) has groups = 2: leave it whole"),
-    "an attention": ({"heads.out_proj": "row"}, "'heads.out_proj' is a NonDynamicallyQuantizableLinear, which cannot"),
+    "an attention's output": (
+        {"heads.out_proj": "row"},
+        "'heads.out_proj' is a NonDynamicallyQuantizableLinear, which cannot be split by row: Linear, Conv1d, Conv2d, "
+        "Conv3d, Embedding and MultiheadAttention can be",
+    ),
+    "an attention by column": ({"heads": "column"}, "which cannot be split by column: split it by heads"),
+    "heads": ({"heads": "heads 4"}, "has num_heads = 2, which 4 ranks cannot share evenly: groups of 2 can"),
+    "heads of a Linear": ({"fc1": "heads"}, "is a Linear, which cannot be split by heads: split it by column or row"),
+    "heads of a part": ({"heads": "heads 2 takes part"}, "takes inputs of own samples: leave away 'takes part'"),
+    "heads to a part": (
+        {"frozen": "heads gives part", "last": "row takes part"},
+        "'frozen' gives those of 4, and 'frozen.out_proj' between (NonDynamicallyQuantizableLinear) is not known",
+    ),
+    "positions first": ({"rows": "heads"}, "(MultiheadAttention) has batch_first = False: leave it whole"),
+    "biases of keys": ({"biased": "heads"}, "(MultiheadAttention) has bias_k = a weight: leave it whole"),
+    "keys of other features": ({"cross": "heads"}, "has k_proj_weight, out_proj.weight, q_proj_weight, v_proj_weight, "
+                               "not in_proj_weight and out_proj.weight: leave it whole"),
+    "a key of zeros": ({"zeros": "heads"}, "(MultiheadAttention) has add_zero_attn = True: leave it whole"),
+    "a computed weight": ({"computed": "column"}, "layer 'computed' (Linear) has weight_g, not weight: leave it whole"),
     "a part to nobody": ({"fc1": "column gives part"}, "'fc1' gives a part, which no layer after it takes: leave away"),
     "a part of nobody": ({"fc2": "row takes part"}, "'fc2' takes parts of 4 ranks, but no layer before it gives any"),
     "weights inside": (
@@ -148,7 +182,7 @@ def test_modules_that_are_not_known_to_work_on_each_feature_are_refused_between_
     """They would take the features of a part for all of them, or draw masks of a rank's own, without a word."""
     model, kind = pair(between), type(between).__name__
     message = (
-        rf"'0' gives those of 2, and '1' between \({kind}\) is not known to .* \(if it does, set its works_on_parts"
+        rf"'0' gives those of 2, and '1' between \({kind}\) is not known to .* \(if so, set works_on_parts"
     )
     with pytest.raises(UsageError, match=message):
         checked(IN_PAIR, model=model)
@@ -252,6 +286,15 @@ def test_a_softmax_is_over_the_keys_where_query_key_and_value_give_parts(
         assert list(checked(plan, model=model)) == list(plan)
     else:
         with pytest.raises(UsageError, match=r"\(Softmax\) is not known to work on each feature by itself"):
+            checked(plan, model=model)
+
+
+def test_a_weight_of_an_attention_that_another_layer_has_is_split_alike_or_not_at_all() -> None:
+    model = nn.ModuleDict({"heads": nn.MultiheadAttention(8, 4, batch_first=True), "fc": nn.Linear(8, 8)})
+    model["fc"].weight = model["heads"].out_proj.weight
+    assert list(checked({"heads": "heads 2", "fc": "row 2"}, model=model)) == ["heads", "fc"]
+    for plan in ({"heads": "heads 2"}, {"heads": "heads 2", "fc": "column 2"}):
+        with pytest.raises(UsageError, match=r"fc.weight and heads.out_proj.weight are one weight, but are not split"):
             checked(plan, model=model)
 
 

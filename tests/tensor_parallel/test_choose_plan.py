@@ -54,6 +54,20 @@ def test_an_embedding_gathers_its_numbers() -> None:
     assert [layer.takes_whole(Split("row", 2)) for layer in layer_facts.values()] == [True, False]
 
 
+def test_an_attention_has_its_heads_split() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    layer_facts = facts(nn.Sequential(layer), torch.zeros(3, 5, 8))
+    heads = layer_facts["0.self_attn"]
+    assert heads.splits == (Split("heads", 2),)
+    assert (heads.gradient_bytes, heads.input_bytes) == (4 * (4 * 64 + 4 * 8), 4 * 3 * 5 * 8)
+    assert heads.takes_whole(heads.splits[0])
+    assert layer_facts["0.linear1"].splits == BOTH
+    layer.linear1.weight = layer.self_attn.in_proj_weight
+    layer.linear1.bias = layer.self_attn.in_proj_bias
+    layer.linear2, layer.linear1.out_features = nn.Linear(24, 8), 24
+    assert facts(nn.Sequential(layer), torch.zeros(3, 5, 8))["0.self_attn"].splits == ()
+
+
 def test_tied_repeated_and_computed_weights_stay_whole() -> None:
     tied = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     tied[1].weight = tied[0].weight

@@ -2,18 +2,9 @@
 
     {"fc1": "column 2 gives part", "fc2": "row 2 takes part"}              a layer name: how, group size, what flows
 
-    own samples ─▶ all to each ─▶ fc1, half of its outputs ─▶ a part each ─▶ fc2, half of its inputs ─▶ sum ─▶ own
-
 "column" splits the outputs of a layer (features of Linear, channels of Conv), "row" its inputs (features of Linear,
-rows of Embedding), as in Megatron-LM and DTensor. A layer takes and gives each rank's own samples unless the plan says
-"takes part" or "gives part": then each rank has a part of the features of the group's samples, and nothing is sent
-there. Each layer has a size of groups of its own; one that is left out is all ranks. "dropout" names a Dropout that
-works on parts, along the dimension `dim`. Names may have wildcards, as in `layers.*.fc1`.
-
-Styles of DTensor's `parallelize_module` say the same: `ColwiseParallel()` is "column gives part", `RowwiseParallel()`
-"row takes part". Their layout Shard(-1) is a part; Shard(0) is "own", and so is Replicate: each rank feeds its own
-samples, and the layer gathers those of its group. Groups are all ranks, as of a mesh with one dimension. Activations
-that are split along a sequence have no words here.
+rows of Embedding), as in Megatron-LM and DTensor, "heads" a MultiheadAttention. "dropout" names a Dropout that works on
+parts. Names may have wildcards: `layers.*.fc1`. `docs/how_to/split_layers.md` has the words, and DTensor's styles.
 """
 
 from __future__ import annotations
@@ -25,14 +16,14 @@ from typing import Any
 
 from unisono.errors import UsageError
 
-COLUMN, ROW, DROPOUT = "column", "row", "dropout"
+COLUMN, ROW, HEADS, DROPOUT = "column", "row", "heads", "dropout"
 OWN, PART = "own", "part"
 
 AUTO = "auto"
 """Plan that is chosen by prediction (`tensor_parallel/choose_plan.py`)."""
 
-WORDS = re.compile(r"(column|row|dropout)(?: (\d+))?(?: dim (-?\d+))?(?: takes (own|part))?(?: gives (own|part))?")
-FORM = '"column 2 gives part": column or row, the size of the group, "takes part" and "gives part"'
+WORDS = re.compile(r"(column|row|heads|dropout)(?: (\d+))?(?: dim (-?\d))?(?: takes (own|part))?(?: gives (own|part))?")
+FORM = '"column 2 gives part": column, row or heads, the size of the group, "takes part" and "gives part"'
 
 STYLES = {"ColwiseParallel": COLUMN, "RowwiseParallel": ROW}
 LAYOUTS = {"(Replicate(),)": OWN, "(Shard(dim=0),)": OWN, "(Shard(dim=-1),)": PART}
@@ -44,7 +35,7 @@ class Split:
     """Split of one layer over the ranks of its model groups."""
 
     how: str
-    """"column": by outputs; "row": by inputs; "dropout": none, but its input is a part."""
+    """"column": by outputs; "row": by inputs; "heads": by an attention's; "dropout": none, but its input is a part."""
     ranks: int = 0
     """Number of ranks in a group; 0: all ranks."""
     takes: str = OWN

@@ -1,19 +1,8 @@
 """Split layers in the prediction of a step: their exchanges as tasks of its program, with the costs of their groups.
 
-A layer in groups of G computes G times the samples and a G-th of the outputs: as long as in data parallelism. With x
-and y bytes of its input and output on a rank's own samples, w bytes of weights, N ranks, a rank sends
-
-              before the products        behind them                weights     2 w (1 / G - 1 / N)
-    column    x (G - 1)                  y (G - 1) / G              whole ones  2 w (1 - 1 / N)
-    row       x (G - 1) / G              y (G - 1)
-
-forward, and the same backward, in reverse order: nothing for y where it "gives part" (column), for x where it "takes
-part" (row) or needs no gradient (backward). Tasks that send activations keep computing waiting; those of gradients hide
-behind it. So the step is what `step/predict.py` plays. A worked example is in `docs/tensor_parallel.md`.
-
-Layers to split, and the sizes of their groups, are chosen by the predicted step, as the docs show. A layer gains
-the seconds of its gradients in data parallelism less those of its parts and activations. Whether these are waited for
-is not known beforehand: so a plan is made for each weight of gradients beside activations, and the fastest is chosen.
+`docs/tensor_parallel.md` has the bytes that a rank sends for a layer, with an example, and how layers and the sizes of
+their groups are chosen. A layer in groups of G computes G times the samples and a G-th of the outputs: as long as in
+data parallelism. It gains the seconds of its gradients in data parallelism less those of its parts and activations.
 """
 
 from __future__ import annotations
@@ -37,8 +26,7 @@ WEIGHTS = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0)
 """Weights of gradients beside activations: gradients may hide, or cost more than their share of a bucket."""
 
 LEAST_GAIN = 1.1
-"""Ratio of data parallelism's predicted step to that of a plan from which on layers are split. Predicted steps were off
-by up to 7.5% (benchmarks/overlaps), and a split changes what a program has to do."""
+"""Ratio of data parallelism's predicted step to that of a plan from which on layers are split."""
 
 MAX_COMPARED_BUCKETS = 64
 """Largest number of buckets of a prediction, many of which are made to choose the layers to split."""
@@ -55,7 +43,7 @@ class LayerFacts(TracedLayer):
 
     def takes_whole(self, split: Split) -> bool:
         """Return True where the split needs its group's whole input: an embedding's numbers, too."""
-        return split.how == COLUMN or self.kind == "Embedding"
+        return split.how != ROW or self.kind == "Embedding"
 
 
 class LinkCosts(NamedTuple):

@@ -2,9 +2,7 @@
 
     unisono.parallel(model, world, plan={"fc1": "column 2 gives part", "fc2": "row 2 takes part"})
 
-A plan is data (`plan/layer_plan.py`), checked against a model (`model.py`) or chosen by prediction (`choose_plan.py`).
-Layers follow it (`layers.py`). Every rank has its own samples; a split layer exchanges activations with its group
-(`layouts.py`).
+Every rank has its own samples; a split layer exchanges activations with its group: `docs/tensor_parallel.md`.
 """
 
 from unisono.plan.layer_plan import ParallelPlan, Split, make_plan

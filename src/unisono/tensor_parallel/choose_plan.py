@@ -1,8 +1,6 @@
 """Plan of split layers that is chosen by prediction, from a short measurement: `plan = "auto"`.
 
-`docs/tensor_parallel.md` draws what is measured, and how rank 0 chooses from it (`plan/split.py`). Each rank traces its
-own example, the ranks at the same time; a step counts as long as on the slowest. A layer stays whole if some rank did
-not call it once, or if its weight is read elsewhere too.
+`docs/tensor_parallel.md` draws what is measured, how rank 0 chooses from it (`plan/split.py`), and what stays whole.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from unisono.device import synchronize
 from unisono.errors import UsageError
 from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import PredictionInputs
-from unisono.plan.layer_plan import AUTO, COLUMN, ROW, ParallelPlan, PlanLike, Split, make_plan
+from unisono.plan.layer_plan import AUTO, COLUMN, HEADS, ROW, ParallelPlan, PlanLike, Split, make_plan
 from unisono.plan.planned_run import computing_in_order
 from unisono.plan.split import GroupLinks, LayerFacts, LinkCosts, SplitInputs, SplitModel, allreduce_cost, choose_splits
 from unisono.plan.trace import StepSeconds, Trace, TracedLayer, time_steps, trace_values
@@ -157,8 +155,8 @@ def seconds_of_call(
 
 
 def measure_beside(steps: Steps, alone: float, cost: Cost, world: World) -> float:
-    """Return the rate of `steps`, and of allreduces, while both run, of that alone, where a step takes `alone` seconds:
-    4 / 6 for 4 s of the one and 6 s of the other that take 8 s at once, of which 8 - (6 - 4) s both run."""
+    """Return the rate of `steps`, and of allreduces, while both run, of that alone, where a step takes `alone` seconds.
+    `docs/tensor_parallel.md` draws an example."""
     tensor = torch.zeros(max(1, int(min(MEASURED_BYTES[1], alone / max(cost.per_byte, 1e-12)) / 4)))
     count, begun, sent = max(1, round(alone / cost.seconds(tensor.nbytes))), list[float](), list[Future[Tensor]]()
 
@@ -194,15 +192,13 @@ def split_model_of(layers: PlanLike | str, size: int, rule: BaseRule, network: n
 def facts_of(model: nn.Module, layers: Iterable[TracedLayer], once: Set[str], ranks: int) -> tuple[LayerFacts, ...]:
     """Return the facts of a model's traced layers. `once` has the modules that every rank called once, and whose
     parameters nothing else read: others stay whole."""
-    modules, pairs = dict(model.named_modules()), pairs_of(model, once)
+    modules, pairs, facts = dict(model.named_modules()), pairs_of(model, once), list[LayerFacts]()
     uses = Counter(id(weight) for module in modules.values() for weight in module.parameters(recurse=False))
-    sizes, facts = [size for size in range(2, ranks + 1) if ranks % size == 0], list[LayerFacts]()
-    ways = [Split(how, size) for how in (COLUMN, ROW) for size in sizes]
+    ways = [Split(how, size) for how in (COLUMN, ROW, HEADS) for size in range(2, ranks + 1) if ranks % size == 0]
     for layer in layers:
         name, module = layer.name, modules[layer.name]
-        own = dict(module.named_parameters(recurse=False))
-        computed_or_tied = "weight" not in own or any(uses[id(weight)] > 1 for weight in own.values())
-        able = bool(layer.gradient_bytes and name) and name in once and not computed_or_tied
+        tied = any(uses[id(weight)] > 1 for weight in module.parameters())
+        able = bool(layer.gradient_bytes and name) and name in once and not tied
         splits = tuple(split for split in ways if able and not split_refusal(module, split, ranks))
         facts.append(LayerFacts(**vars(layer), splits=splits, partner=pairs.get(name, "")))
     return tuple(facts)

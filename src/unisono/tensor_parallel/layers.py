@@ -2,23 +2,10 @@
 
     nn.Linear(8, 12), weight (12, 8)  ── become ──▶  ColumnParallelLinear(8, 12), weight (6, 8) on each of two ranks
 
-    y = x W' + b                                                       weights on each of 4 ranks
-
-    column   W (12, 8) = [W0; W1]    y = [x W0', x W1']                weight (3, 8), bias (3)
-    row      W (12, 8) = [W0, W1]    y = x0 W0' + x1 W1' + b           weight (12, 2), bias (12)
-
 A column that gives its part and a row that takes it are a pair: x to all, then the sum of y, and nothing between
-(Megatron-LM section 3). Convolutions are split by output channels (PCL-DNN section 3.2: by feature maps), embeddings by
-rows. Names, modules and parameters stay the same objects, so optimizers and tied weights still refer to them;
-`load_state_dict` takes whole tensors, of which each rank cuts its part.
-
-A dropout's random numbers follow from (seed, step, sample, layer), whatever the ranks and the split:
-
-    sample 5 of a step, dropout layer 2, 8 features       mask 1 0 1 1 0 1 1 1
-    the same, features split over 2 ranks                 rank 0: 1 0 1 1      rank 1: 0 1 1 1
-
-A sample has its number in the batch of all ranks, so the same sample gets the same mask on any rank. Every rank draws
-the numbers of whole samples and takes its part. A layer that is called again in a step draws the same numbers again.
+(Megatron-LM section 3). Names, modules and parameters stay the same objects, so optimizers and tied weights still refer
+to them; `load_state_dict` takes whole tensors, of which each rank cuts its part. `docs/tensor_parallel.md` draws the
+parts of weights, and the masks of dropouts, which follow from (seed, step, sample, layer).
 """
 
 from __future__ import annotations
@@ -32,16 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from unisono.errors import UsageError
-from unisono.plan.layer_plan import COLUMN, DROPOUT, PART, ROW, Split
+from unisono.plan.layer_plan import COLUMN, DROPOUT, HEADS, OWN, PART, ROW, Split
 from unisono.tensor_parallel.layouts import PARTIAL, WHOLE, GroupLink, SampleNumbers, change_layout
 
 
 class WeightPart(NamedTuple):
     """Part `member` of `ranks` equal parts of a tensor of the shape `shape`, along its dimension `dim`.
-
-        weight (10, 3) of an Embedding, by rows over 4 ranks      rows of 10 / 4, rounded up: 3
-
-        rank 0  rows 0 1 2      rank 1  rows 3 4 5      rank 2  rows 6 7 8      rank 3  row 9 and two rows of zeros
 
     Parts are equal, so that all ranks have the same buckets. What is missing in the last is zeros, which nothing reads.
     """
@@ -50,36 +33,42 @@ class WeightPart(NamedTuple):
     member: int
     dim: int
     shape: torch.Size
+    blocks: int = 1
+    """Equal blocks of its dimension, each of which is cut: 3 where one weight is that of query, key and value."""
 
     @property
     def size(self) -> int:
-        """Length of each part in its dimension."""
-        return -(-self.shape[self.dim] // self.ranks)
+        """Length of each part of a block in its dimension."""
+        return -(-self.shape[self.dim] // self.blocks // self.ranks)
 
     @property
     def start(self) -> int:
-        """First element of this part in its dimension."""
+        """First element of this part of a block in its dimension."""
         return self.member * self.size
 
     def cut(self, value: Any) -> Any:
         """Return a copy of this rank's part of a whole tensor, filled up with zeros; other values as they are."""
         if not isinstance(value, Tensor) or value.shape != self.shape:
             return value
-        piece = value[(slice(None),) * self.dim + (slice(self.start, self.start + self.size),)]
-        part = value.new_zeros([*value.shape[: self.dim], self.size, *value.shape[self.dim + 1 :]])
-        part.narrow(self.dim, 0, piece.shape[self.dim]).copy_(piece)
-        return part
+        piece = torch.unflatten(value, self.dim, (self.blocks, -1)).movedim(self.dim + 1, 0)[self.start :][: self.size]
+        part = value.new_zeros([*value.shape[: self.dim], self.blocks, self.size, *value.shape[self.dim + 1 :]])
+        part.movedim(self.dim + 1, 0)[: len(piece)] = piece
+        return part.flatten(self.dim, self.dim + 1)
 
 
 class ParallelLayer(nn.Module):
     """Base of the layers that are split: their products are between two changes of layout (`layouts.py`)."""
 
     split: Split = Split(DROPOUT, ranks=1)
-    link: GroupLink
+    link: Any = None
+    """GroupLink with its group; None: the layer is whole."""
+    numbers: SampleNumbers
+    layer: int
+    """Number of the layer among those of the model that drop activations."""
     parts: Mapping[str, WeightPart] = {}
     """Parts that this rank holds, by the names of parameters."""
-    dim: ClassVar[int] = 0
-    """Dimension along which its weight is cut."""
+    cuts: ClassVar[Mapping[str, tuple[int, int]]] = {"weight": (0, 1)}
+    """Dimension along which each weight is cut, and the number of its blocks, by its name."""
     layouts: ClassVar[tuple[str, str]] = WHOLE, PART
     """Layouts of what its products take and give."""
     features: ClassVar[int] = -1
@@ -96,16 +85,38 @@ class ParallelLayer(nn.Module):
         """Return why a layer cannot be split so, with the remedy; None where it can."""
         if split.takes == PART and not cls.inputs:
             return "takes inputs of own samples: leave away 'takes part'"
+        names = (cls.cuts, dict(layer.named_parameters()))
+        needed, given = ({name for name in each if not name.endswith("bias")} for each in names)
+        if needed - given and split.how != DROPOUT:
+            return f"has {', '.join(sorted(given))}, not {' and '.join(sorted(needed))}: leave it whole"
         for name, value in cls.options.items():
-            if getattr(layer, name) != value:
-                return f"has {name} = {getattr(layer, name)}: leave it whole"
-        shared = [cls.outputs] if split.how == COLUMN or split.gives == PART else []
+            if (own := getattr(layer, name)) != value:
+                return f"has {name} = {'a weight' if isinstance(own, Tensor) else own}: leave it whole"
+        shared = [cls.outputs] if split.how in (COLUMN, HEADS) or split.gives == PART else []
         shared += [cls.inputs] if cls.inputs and (split.how == ROW or split.takes == PART) else []
         for name in shared:
             if (length := getattr(layer, name)) % split.ranks:
                 fits = ", ".join([str(size) for size in range(2, length + 1) if length % size == 0][:6])
                 return f"has {name} = {length}, which {split.ranks} ranks cannot share evenly: groups of {fits} can"
         return None
+
+    def drop_out(self, x: Tensor, p: float, dim: int) -> Tensor:
+        """Return an activation, or its part along `dim`, in training with a share `p` of its elements set to 0, and the
+        others divided by 1 - p."""
+        if not self.training or p == 0:
+            return x
+        recomputes, step = torch._C._current_graph_task_id() != -1, self.numbers.step  # a pass with gradients
+        shape, ranks, member, step = list(x.shape), self.split.ranks, 0, step % (1 << 32) if recomputes else step
+        firsts, rows = [self.numbers.first_of(len(x))], len(x)
+        if self.link is not None:
+            firsts, rows, member = self.link.firsts, max(self.link.rows), self.link.world.rank
+        shape[dim] *= ranks
+        mask, generator = torch.empty(shape, dtype=torch.float32), torch.Generator()
+        for place, sample in enumerate(first + row for first in firsts for row in range(rows)):
+            draw = np.random.SeedSequence((self.numbers.seed % (1 << 64), step, sample, self.layer))
+            generator.manual_seed(int(draw.generate_state(1, np.uint64)[0] >> 1))
+            torch.rand(shape[1:], generator=generator, out=mask[place])
+        return x * (mask.chunk(ranks, dim)[member] >= p).to(x.device, x.dtype).mul_(1 / (1 - p) if p < 1 else 0.0)
 
     def multiply(self, x: Tensor) -> Tensor:
         """Return this rank's part of the output, or of the sum that is the output."""
@@ -130,7 +141,7 @@ class ColumnParallelLinear(ParallelLayer, nn.Linear):
 class RowParallelLinear(ParallelLayer, nn.Linear):
     """Linear layer of which each rank has some input features: weight (out, in / G), bias (out)."""
 
-    dim, layouts = 1, (PART, PARTIAL)
+    layouts, cuts = (PART, PARTIAL), {"weight": (1, 1)}
     inputs, outputs = "in_features", "out_features"
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -145,12 +156,8 @@ class ColumnParallelConvolution(ParallelLayer):
 
 
 class RowParallelEmbedding(ParallelLayer, nn.Embedding):
-    """Embedding of which each rank has some rows: weight (rows / G, rounded up, d).
-
-    10 rows, 4 ranks: 0-2, 3-5, 6-8, 9          numbers    4        9        4
-                                                rank 1     row 4    0        row 4   ┐
-                                                rank 3     0        row 9    0       ┴ sum: to the rank of the sample
-    """
+    """Embedding of which each rank has some rows: weight (rows / G, rounded up, d). It gives zeros for the numbers of
+    others' rows, so the ranks' sum has each sample's vectors."""
 
     layouts, outputs = (WHOLE, PARTIAL), "embedding_dim"
     options: ClassVar[Mapping[str, Any]] = {"max_norm": None, "sparse": False, "scale_grad_by_freq": False}
@@ -168,36 +175,76 @@ class RowParallelEmbedding(ParallelLayer, nn.Embedding):
         return vectors.masked_fill(elsewhere.unsqueeze(-1), 0)
 
 
+class HeadParallelAttention(ParallelLayer, nn.MultiheadAttention):
+    """Attention of which each rank has some heads: their rows for query, key and value of in_proj_weight, (3 E / G, E),
+    and out_proj.weight (E, E / G). A mask (L, S) is that of all of the group's samples."""
+
+    cuts, outputs = {"in_proj_weight": (0, 3), "in_proj_bias": (0, 3), "out_proj.weight": (1, 1)}, "num_heads"
+    options: ClassVar[Mapping[str, Any]] = {"bias_k": None, "add_zero_attn": False, "batch_first": True}
+
+    def forward(  # type: ignore[override]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the outputs for own samples and, with `need_weights`, the keys' weights, as a whole attention does."""
+        if self.link is not None:
+            self.link.exchanges += bool(need_weights)  # that of the weights
+        elif query.ndim < 3 or not self.training:  # no samples, or nothing to drop
+            given = key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+            return nn.MultiheadAttention.forward(self, query, key, value, *given)
+        if is_causal and attn_mask is None:
+            raise UsageError("is_causal = True says what attn_mask is, and there is none: pass the mask, too")
+        mask, padding = (
+            torch.where(each, -torch.inf, 0.0).to(query) if each is not None and each.dtype == torch.bool else each
+            for each in (attn_mask, key_padding_mask)
+        )
+        if mask is not None and (mask.ndim == 3 or mask.requires_grad):  # whose gradient is that of own samples
+            mask = torch.unflatten(mask.expand(len(query) * self.num_heads, -1, -1), 0, (-1, self.num_heads))
+            mask = change_layout(mask, self.link, OWN, PART, 1)
+        if padding is not None:
+            padding = change_layout(padding[:, None, None], self.link, OWN, WHOLE)
+            mask = padding if mask is None else mask + padding
+        biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        wholes = (change_layout(x, self.link, OWN, WHOLE) for x in (query, key, value))
+        q, k, v = (
+            torch.unflatten(functional.linear(x, weight, bias), -1, (-1, self.head_dim)).transpose(1, 2)
+            for x, weight, bias in zip(wholes, self.in_proj_weight.chunk(3), biases, strict=True)
+        )
+        if need_weights or (self.training and self.dropout):
+            scores = q @ k.mT * self.head_dim**-0.5
+            weights = self.drop_out(torch._safe_softmax(scores if mask is None else scores + mask, -1), self.dropout, 1)
+            y = weights @ v
+        else:
+            y = functional.scaled_dot_product_attention(q, k, v, mask)
+        y = functional.linear(y.transpose(1, 2).flatten(2), self.out_proj.weight)
+        y = change_layout(y, self.link, PARTIAL, OWN)
+        y = y if self.out_proj.bias is None else y + self.out_proj.bias.to(y.dtype)
+        if not need_weights:
+            return y, None
+        weights = change_layout(weights, self.link, PART, OWN, 1)
+        return y, weights.mean(1) if average_attn_weights else weights
+
+
 class SampleDropout(ParallelLayer, nn.Dropout):
     """Dropout of activations (samples, ...), whole or in parts along a dimension."""
 
-    numbers: SampleNumbers
-    layer: int
-    """Number of the layer among the model's dropouts."""
-
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
         """Return the activation with a share `p` of its elements set to 0, and the others divided by 1 - p."""
-        if not self.training or self.p == 0:
-            return input
-        recomputes, step = torch._C._current_graph_task_id() != -1, self.numbers.step  # a pass with gradients
-        shape, ranks, member, step = list(input.shape), self.split.ranks, 0, step % (1 << 32) if recomputes else step
-        firsts, rows = [self.numbers.first_of(len(input))], len(input)
-        if ranks > 1:
-            firsts, rows, member = self.link.firsts, max(self.link.rows), self.link.world.rank
-        shape[self.split.dim] *= ranks
-        mask, generator = torch.empty(shape, dtype=torch.float32), torch.Generator()
-        for place, sample in enumerate(first + row for first in firsts for row in range(rows)):
-            draw = np.random.SeedSequence((self.numbers.seed % (1 << 64), step, sample, self.layer))
-            generator.manual_seed(int(draw.generate_state(1, np.uint64)[0] >> 1))
-            torch.rand(shape[1:], generator=generator, out=mask[place])
-        scale = 1.0 / (1.0 - self.p) if self.p < 1 else 0.0
-        return input * (mask.chunk(ranks, self.split.dim)[member] >= self.p).to(input.device, input.dtype).mul_(scale)
+        return self.drop_out(input, self.p, self.split.dim)
 
 
 KINDS: Mapping[tuple[type[nn.Module], str], type[ParallelLayer]] = {
     (nn.Linear, COLUMN): ColumnParallelLinear,
     (nn.Linear, ROW): RowParallelLinear,
     (nn.Embedding, ROW): RowParallelEmbedding,
+    (nn.MultiheadAttention, HEADS): HeadParallelAttention,
     (nn.Dropout, DROPOUT): SampleDropout,
 } | {
     (kind, COLUMN): type(f"ColumnParallel{kind.__name__}", (ColumnParallelConvolution, kind), {})
@@ -209,10 +256,14 @@ KINDS: Mapping[tuple[type[nn.Module], str], type[ParallelLayer]] = {
 def parts_of(layer: nn.Module, split: Split, member: int) -> dict[str, WeightPart]:
     """Return the parts of a whole layer's parameters that a member of a group holds. Pure: for any number of ranks. A
     bias is whole where the sum of the ranks' products is."""
-    cuts = {"weight": KINDS[type(layer), split.how].dim}
-    cuts |= {"bias": 0} if split.how == COLUMN or split.gives == PART else {}
-    own = dict(layer.named_parameters(recurse=False))
-    return {name: WeightPart(split.ranks, member, dim, own[name].shape) for name, dim in cuts.items() if name in own}
+    cuts = dict(KINDS[type(layer), split.how].cuts)
+    cuts |= {"bias": (0, 1)} if split.how == COLUMN or split.gives == PART else {}
+    own = dict(layer.named_parameters())
+    return {
+        name: WeightPart(split.ranks, member, dim, own[name].shape, blocks)
+        for name, (dim, blocks) in cuts.items()
+        if name in own
+    }
 
 
 def become(layer: nn.Module, split: Split, link: GroupLink, parts: dict[str, WeightPart]) -> None:
@@ -231,12 +282,10 @@ def become(layer: nn.Module, split: Split, link: GroupLink, parts: dict[str, Wei
 
 def _check_samples(layer: Any, inputs: tuple[Any, ...]) -> None:
     """Raise UsageError for an input without a dimension of samples, whose layout cannot change."""
-    least = 1 if isinstance(layer, nn.Embedding) else layer.weight.ndim
+    least = 1 if isinstance(layer, nn.Embedding) else 3 if layer.split.how == HEADS else layer.weight.ndim
     if inputs and isinstance(inputs[0], Tensor) and inputs[0].ndim < least:
-        raise UsageError(
-            f"a split {type(layer).__name__} takes (samples, ...), {least} dimensions or more, and got "
-            f"{tuple(inputs[0].shape)}: call it with a batch"
-        )
+        takes = f"a split {type(layer).__name__} takes (samples, ...), {least} dimensions or more"
+        raise UsageError(f"{takes}, and got {tuple(inputs[0].shape)}: call it with a batch")
 
 
 def _cut_whole(layer: Any, state: dict[str, Tensor], prefix: str, *_: object) -> None:
@@ -247,8 +296,14 @@ def _cut_whole(layer: Any, state: dict[str, Tensor], prefix: str, *_: object) ->
 
 
 def use_sample_dropout(model: nn.Module, numbers: SampleNumbers) -> None:
-    """Make the model's dropouts draw from `numbers`; modules and names stay."""
-    dropouts: list[Any] = [module for module in model.modules() if type(module) in (nn.Dropout, SampleDropout)]
-    for index, module in enumerate(dropouts):
-        module.__class__ = SampleDropout
-        module.numbers, module.layer, module.inplace = numbers, index, False
+    """Make the model's dropouts, and those of its attentions, draw from `numbers`; modules and names stay. The numbers
+    of attentions come behind, last of those that drop nothing, which are here only where they are split."""
+    whole = {nn.Dropout: Split(DROPOUT, 1), nn.MultiheadAttention: Split(HEADS, 1)}
+    for module in model.modules():
+        split = whole.get(type(module)) if getattr(module, "dropout", True) else None
+        if split is not None and not (kind := KINDS[type(module), split.how]).refusal(module, split):
+            module.__class__ = kind
+    drawing = [module for module in model.modules() if isinstance(module, SampleDropout | HeadParallelAttention)]
+    drawing.sort(key=lambda module: (isinstance(module, HeadParallelAttention), getattr(module, "dropout", 0) == 0))
+    for index, module in enumerate(drawing):
+        module.numbers, module.layer = numbers, index

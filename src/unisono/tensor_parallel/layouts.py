@@ -5,23 +5,9 @@
     part      (G m, ..., f / G)   the group's samples, each rank its own features
     partial   (G m, ..., f)       the group's samples; the ranks' sum is the activation
 
-    2 ranks, b = 1, f = 2      own      rank 0: [a0 a1]              rank 1: [b0 b1]
-                               part     rank 0: [a0] [b0]            rank 1: [a1] [b1]
-                               whole    both: [a0 a1] [b0 b1]
-
-Ranks have blocks of an activation along its samples (own) or its features (part). A change cuts along the dimension of
-the layout behind it, sends each rank its block, and joins along that of the layout before it (`exchange`):
-
-    own ─▶ whole      join samples: all-gather        own ─▶ part      cut features, join samples: all-to-all
-    partial ─▶ own    cut samples: reduce-scatter     part ─▶ own      cut samples, join features: all-to-all
-    part ─▶ whole     join features: all-gather       partial ─▶ part  cut features: reduce-scatter
-
-Backward, cut and join change places. m is the largest b of the group; ranks with fewer samples repeat one, whose
-gradients are zeros. `plan/split.py` has the bytes that are sent.
-
-A loss is a mean over its rank's own samples. So gradients are multiplied by the rank's share of the group's samples
-where they enter the group, and divided by it where they leave. Ranks tell each other their samples once for each
-average, since programs may declare them behind the forward pass.
+m is the largest b of the group. A change cuts along the dimension of the layout behind it, sends each rank its block,
+and joins along that of the layout before it (`exchange`). `docs/tensor_parallel.md` has all changes, the bytes that are
+sent, and how gradients are weighed where ranks have fewer samples.
 """
 
 from __future__ import annotations
@@ -81,15 +67,17 @@ class GroupLink:
         self.shares: dict[int, float] = {}
         """Share of this rank's loss in that of the group, once it is settled; by the number of the present average."""
 
-    def agree(self, rows: int) -> None:
-        """Tell the other members the number of this rank's samples, and learn theirs. Raises MismatchError where a pass
-        has failed on some, which are in another exchange of the next."""
+    def agree(self, x: Tensor) -> None:
+        """Tell the other members the number of this rank's samples, and learn theirs. Raises MismatchError where some
+        exchange others: behind a pass that failed on some, or where some alone have a mask or give weights of keys."""
         self.exchanges += 1
-        local = torch.tensor([rows, self.numbers.first_of(rows), self.exchanges])
-        table = self.world.all_gather(local, local.new_empty((self.world.size, 3)))
-        self.rows, self.firsts, at = table.T.tolist()
-        if len(set(at)) > 1:
-            raise MismatchError(f"a pass failed on some ranks of a group, now in exchanges {at}: call the model on all")
+        local = torch.tensor([len(x), self.numbers.first_of(len(x)), self.exchanges, x.ndim, x.shape[1:].numel()])
+        table = self.world.all_gather(local, local.new_empty((self.world.size, len(local))))
+        self.rows, self.firsts, at, dims, elements = table.T.tolist()
+        if len({*zip(at, dims, elements, strict=True)}) > 1:
+            where = f"exchanges {at}, of {elements} elements a sample, in {dims} dimensions"
+            why = "a pass failed on some, or inputs, masks or need_weights differ"
+            raise MismatchError(f"ranks of a group are in {where}: {why}: call the model alike on all")
 
     def weigh_by(self, weight: Callable[[], tuple[int, float]]) -> None:
         """Weigh the loss of this rank by what `weight` returns, with the number of the average (`Reducer.loss_weight`).
@@ -118,10 +106,8 @@ def exchange(x: Tensor, group: World, cut: int | None, join: int | None) -> Tens
     Return what comes from all ranks, in their order along the dimension `join`; None: their sum."""
     if cut is None:
         blocks = group.all_gather(x.contiguous(), x.new_empty((group.size, *x.shape)))
-    elif cut == SAMPLES:
-        blocks = x.contiguous().view(group.size, len(x) // group.size, *x.shape[1:])
     else:
-        blocks = torch.stack(x.chunk(group.size, cut))
+        blocks = torch.unflatten(x, cut, (group.size, -1)).movedim(cut - (cut < 0), 0).contiguous()
     if join is None:
         return group.reduce_scatter(blocks).view(blocks.shape[1:])
     blocks = blocks if cut is None else group.all_to_all(blocks)
@@ -150,11 +136,11 @@ class _LayoutChange(torch.autograd.Function):
 
 
 @torch._disable_dynamo  # type: ignore[attr-defined]
-def change_layout(x: Tensor, link: GroupLink, before: str, after: str, dim: int = -1) -> Tensor:
-    """Return an activation in another layout; `dim` is the dimension of its features.
+def change_layout(x: Tensor, link: GroupLink | None, before: str, after: str, dim: int = -1) -> Tensor:
+    """Return an activation in another layout; `dim` is the dimension of its features. `link` None: of a whole layer.
     From own samples each rank sends as many as the member with the most, and repeats its first; own ones are given
     without repetitions. Own samples that several layers gather, as query, key and value do, are gathered once."""
-    if before == after:
+    if before == after or link is None:
         return x
     own, version = x, None if x.is_inference() else x._version  # by which a change would show
     if before == OWN and after == WHOLE and link.gathered is not None:
@@ -162,7 +148,7 @@ def change_layout(x: Tensor, link: GroupLink, before: str, after: str, dim: int 
         if known is x and then == version and whole.requires_grad == (x.requires_grad and torch.is_grad_enabled()):
             return whole
     if before == OWN:
-        link.agree(len(x))
+        link.agree(x)
         if missing := max(link.rows) - len(x):
             filler = x.detach()[:1].expand(missing, *x.shape[1:]) if len(x) else x.new_zeros((missing, *x.shape[1:]))
             x = torch.cat([x, filler])
@@ -177,5 +163,4 @@ def change_layout(x: Tensor, link: GroupLink, before: str, after: str, dim: int 
     changed: Tensor = _LayoutChange.apply(x, link, blocks.get(after), blocks.get(before))
     if before == OWN and after == WHOLE:
         link.gathered = None if version is None else (own, version, changed)
-    rows = link.rows[link.world.rank] if after == OWN else len(changed)
-    return changed if rows == len(changed) else changed[:rows]
+    return changed[: link.rows[link.world.rank]] if after == OWN else changed

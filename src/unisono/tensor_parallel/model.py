@@ -1,12 +1,8 @@
 """Split of a model by a plan: the layers that it names become parallel ones; every rank keeps its own samples.
 
 A plan is checked against the model before (`check_plan`): by names, types and shapes alone, for any number of ranks.
-Every refusal is one line with its remedy. States and norms are those of the whole model, under the same names:
-
-    rank 0   fc1.weight (3, 8), its momentum (3, 8) ┐ all-gather in the model group
-    rank 1   fc1.weight (3, 8), its momentum (3, 8) ┴──▶ rank 0: fc1.weight (6, 8), its momentum (6, 8)
-
-Loading is local: each rank cuts its own part. One tensor at a time is whole on the ranks beside rank 0.
+Every refusal is one line with its remedy. States and norms are those of the whole model, under the same names. Loading
+is local: each rank cuts its own part. One tensor at a time is whole on the ranks beside rank 0.
 """
 
 from __future__ import annotations
@@ -38,8 +34,7 @@ ATTRIBUTE = "_unisono_split"
 """Attribute of a model that holds its ModelSplit."""
 
 NEEDS_WHOLE = ("LARS", "LAMB", "ADAFACTOR", "LBFGS", "MUON")
-"""Optimizers whose step of an element depends on all elements of its parameter; that of a LayerwiseOptimizer sums norms
-of parts."""
+"""Optimizers whose step of an element depends on all of its parameter; a LayerwiseOptimizer sums the norms of parts."""
 
 ELEMENTWISE = {
     *(nn.CELU, nn.Dropout, nn.ELU, nn.GELU, nn.Hardshrink, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.Identity),
@@ -104,7 +99,8 @@ def split_refusal(layer: nn.Module, split: Split, ranks: int) -> str:
         fits = ", ".join(str(size) for size in range(1, ranks + 1) if ranks % size == 0)
         return f": groups of {split.ranks} do not divide {ranks} ranks: use one of {fits}"
     if split.how not in hows:
-        remedy = f"split it by {' or '.join(hows)}" if hows else "Linear, Conv1d, Conv2d, Conv3d and Embedding can be"
+        able = "Linear, Conv1d, Conv2d, Conv3d, Embedding and MultiheadAttention can be"
+        remedy = f"split it by {' or '.join(hows)}" if hows else able
         return f" is a {kind}, which cannot be split by {split.how}: {remedy}"
     reason = hows[split.how].refusal(layer, split) if split.ranks > 1 else ""
     return f" ({kind}) {reason}" if reason else ""
@@ -156,22 +152,22 @@ def _part_refusal(name: str, givers: list[str], splits: Mapping[str, Split], mod
         known = ELEMENTWISE | (OF_CHANNELS if channels else OF_KEYS if keys else set())
         holds = kind in (nn.ModuleDict, nn.ModuleList, nn.Sequential) or (not own and [*module.parameters()])
         fits = bool(holds) or kind in known or getattr(module, "works_on_parts", False)
-        remedy = "if it does, set its works_on_parts = True"
-        reason = f"({kind.__name__}) is not known to work on each feature by itself ({remedy})"
+        reason = f"({kind.__name__}) is not known to work on each feature by itself (if so, set works_on_parts = True)"
     return "" if fits else f", and {name!r} between {reason}"
 
 
 def _check_ties(splits: Mapping[str, Split], modules: Mapping[str, nn.Module]) -> None:
     """Raise UsageError where a weight belongs to two layers that do not cut it alike."""
     cuts: dict[int, tuple[str, WeightPart | None]] = {}
+    layers = {name: parts_of(modules[name], split, 0) for name, split in splits.items()}
+    parts = {f"{name}.{parameter}": part for name, own in layers.items() for parameter, part in own.items()}
     for name, module in modules.items():
-        parts = parts_of(module, splits[name], 0) if name in splits else {}
-        for parameter, tensor in module.named_parameters(recurse=False):
+        for parameter, tensor in module.named_parameters(name, recurse=False):
             part = parts.get(parameter)
-            first, cut = cuts.setdefault(id(tensor), (f"{name}.{parameter}", part))
-            if cut != part or (part is not None and first != f"{name}.{parameter}" and len(tensor) % part.ranks):
+            first, cut = cuts.setdefault(id(tensor), (parameter, part))
+            if cut != part or (part is not None and first != parameter and len(tensor) % part.ranks):
                 raise UsageError(
-                    f"{name}.{parameter} and {first} are one weight, but are not split alike: split both over the same "
+                    f"{parameter} and {first} are one weight, but are not split alike: split both over the same "
                     "ranks and dimension, which they divide, or neither"
                 )
 
@@ -183,11 +179,14 @@ def split_model(model: nn.Module, world: World, plan: PlanLike | str) -> nn.Modu
     if split_of(model) is not None:
         raise UsageError("the model is split already: give the plan once")
     made = ModelSplit(check_plan(make_plan(plan), model, world.size), world)
-    splits = [(model.get_submodule(name), split, made.links[split.ranks]) for name, split in made.plan.items()]
-    parts = [parts_of(layer, split, link.world.rank) for layer, split, link in splits]  # before a tied weight is cut
-    for (layer, split, link), parts_of_layer in zip(splits, parts, strict=True):
-        become(layer, split, link, parts_of_layer)
+    splits = ((model.get_submodule(name), split, made.links[split.ranks]) for name, split in made.plan.items())
+    layers = [(layer, split, link, parts_of(layer, split, link.world.rank)) for layer, split, link in splits]
+    for each in layers:  # behind the parts of all: a tied weight is cut once
+        become(*each)
     use_sample_dropout(model, made.numbers)
+    for encoder in (module for module in model.modules() if isinstance(module, nn.TransformerEncoder)):
+        if named_parts(encoder):  # which take no nested ones
+            encoder.use_nested_tensor = False
     setattr(model, ATTRIBUTE, made)
     model.register_forward_pre_hook(_begin_pass)
     model.register_forward_hook(_end_pass)
@@ -237,8 +236,7 @@ def agree_on_state(model: nn.Module, world: World) -> None:
 def seed_dropout(model: nn.Module, seed: int, step: int, first: int | None = None) -> None:
     """Set the numbers that dropouts of a split model draw from, before a step; without it, steps are counted from 0.
     `first` is the number of this rank's first sample in the batch of all ranks; None where all shares are equal. A
-    parallel model that "auto" has left whole stays as it is: its dropouts draw from PyTorch's generator. Raises
-    UsageError for a model that is not parallel."""
+    model that "auto" has left whole stays as it is. Raises UsageError for a model that is not parallel."""
     if split := split_of(model):
         vars(split.numbers).update(seed=seed, step=step, ended=step, first=first, counts=False)
     elif reducer_of(model) is None:
@@ -293,8 +291,9 @@ def _whole(model: nn.Module, state: dict[Any, Any], parameters: Mapping[Any, Ten
         full, weight = value, parameters.get(name)
         if weight is not None and id(weight) in parts and isinstance(value, Tensor) and value.shape == weight.shape:
             part, group = parts[id(weight)]
-            full = exchange(value.detach(), group, None, part.dim)
-            full = full.narrow(part.dim, 0, part.shape[part.dim]).contiguous()
+            blocks, dim = torch.unflatten(value.detach(), part.dim, (part.blocks, -1)), part.dim + 1
+            full = exchange(blocks, group, None, dim).narrow(dim, 0, part.shape[part.dim] // part.blocks)
+            full = full.flatten(part.dim, dim).contiguous()
         if split.world.rank == 0:
             gathered[name] = full
     return gathered if split.world.rank == 0 else {}
@@ -327,14 +326,11 @@ def refusal(rule: BaseRule, optimizer: type = object) -> str:
 def check_split_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raise UsageError for an optimizer that needs whole weights, where it has parts of some of a parallel model's."""
     reducer = reducer_of(model)
-    reason = refusal(reducer.rule, type(optimizer)) if reducer is not None and has_parts(reducer, optimizer) else ""
-    if reason:
+    if reducer is not None and has_parts(reducer, optimizer) and (reason := refusal(reducer.rule, type(optimizer))):
         raise UsageError(reason)
 
 
 def has_parts(reducer: Reducer, optimizer: torch.optim.Optimizer) -> bool:
-    """Return True for an optimizer that has parts of some weights of a model. Modules are not asked for them: a read
-    waits for the update within which a step asks."""
-    parts = reducer.memory.parts
-    split = {id(parameter) for index, parameter in enumerate(reducer.parameters) if parts.of(index) > 1}
-    return any(id(parameter) in split for group in optimizer.param_groups for parameter in group["params"])
+    """Return True for an optimizer with parts of weights. Asking modules would wait for the update that it is within."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return any(id(own) in held and reducer.memory.parts.of(index) > 1 for index, own in enumerate(reducer.parameters))

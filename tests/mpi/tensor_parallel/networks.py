@@ -142,6 +142,12 @@ def transformer() -> nn.Module:
     return nn.Sequential(Block(), nn.Flatten(), nn.Linear(24 * 3, 5))
 
 
+def encoder() -> nn.Module:
+    """PyTorch's transformer layer, with dropouts of the attention and elsewhere."""
+    layer = nn.TransformerEncoderLayer(24, 12, 48, 0.1, nn.GELU(), batch_first=True, norm_first=True)
+    return nn.Sequential(layer, nn.Flatten(), nn.Linear(24 * 3, 5))
+
+
 def normal(*shape: int) -> Callable[[torch.Generator], torch.Tensor]:
     return lambda generator: torch.randn(SAMPLES, *shape, generator=generator, dtype=torch.float64)
 
@@ -189,6 +195,14 @@ CASES = {
     "transformer": Case(
         transformer,
         {"block": {**ATTENTION, "0.out": PAIR[1], "0.down": PAIR[1], "0.attention_dropout": "dropout dim 1"}},
+        normal(3, 24),
+    ),
+    "encoder": Case(
+        encoder,
+        {
+            "heads": {"0.self_attn": "heads", "0.linear1": PAIR[0], "0.linear2": PAIR[1]},
+            "attention": {"0.self_attn": "heads"},
+        },
         normal(3, 24),
     ),
     "words": Case(

@@ -6,6 +6,7 @@ import copy
 import gc
 import itertools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -157,6 +158,56 @@ def test_layers_of_each_kind(group: World, make: Callable[[], nn.Module], how: s
     for name, part in getattr(layer[0], "parts", {}).items():
         mean = unsplit.get_parameter(name).grad / group.size
         torch.testing.assert_close(layer[0].get_parameter(name).grad, part.cut(mean))
+
+
+ATTENTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "alone": ({}, {"need_weights": False}),
+    "weights": ({"bias": False}, {}),
+    "weights of heads": ({}, {"average_attn_weights": False}),
+    "a mask of all samples": ({}, {"attn_mask": torch.ones(3, 4).triu(2).bool(), "need_weights": False}),
+    "a learned mask": ({}, {"attn_mask": torch.linspace(0, 1, 12).double().view(3, 4).requires_grad_()}),
+    "a mask of each head": ({}, {"attn_mask": torch.linspace(0, 1, 2 * 12 * 3 * 4).double().view(24, 3, 4)}),
+    "padding": ({}, {"key_padding_mask": torch.tensor([[0, 0, 0, 1], [0, 1, 1, 1]]).bool()}),
+    "both masks": (
+        {},
+        {
+            "key_padding_mask": torch.tensor([[0, 0, 0, 1], [0, 0, 1, 1]]).bool(),
+            "attn_mask": torch.ones(3, 4).triu(2).bool(),
+            "need_weights": False,
+        },
+    ),
+}
+"""Options of an attention, and of its call."""
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_heads_of_an_attention(group: World, name: str) -> None:
+    """Queries, keys of another sequence, and masks are of a rank's own samples; on rank 0 no key is padding."""
+    options, given = ATTENTIONS[name]
+    torch.manual_seed(3)
+    unsplit = nn.MultiheadAttention(24, 12, batch_first=True, **options).double()
+    model = split_model(nn.ModuleDict({"attention": copy.deepcopy(unsplit)}), group, {"attention": "heads"})
+    layer, close = model["attention"], partial(torch.testing.assert_close, rtol=1e-9, atol=1e-12)
+    assert layer.in_proj_weight.shape == (72 // group.size, 24)
+    queries, keys = (torch.randn(group.size, 2, length, 24, dtype=torch.float64) for length in (3, 4))
+
+    def passes(attention: nn.Module, rank: int) -> list[torch.Tensor]:
+        own, masks = [each[rank].clone().requires_grad_() for each in (queries, keys)], dict(given)
+        if name == "a learned mask":
+            masks["attn_mask"] = given["attn_mask"].detach().clone().requires_grad_()
+            own.append(masks["attn_mask"])
+        if rank == 0 and "key_padding_mask" in masks:
+            masks["key_padding_mask"] = torch.zeros_like(masks["key_padding_mask"])
+        outputs = [each for each in attention(own[0], own[1], own[1], **masks) if each is not None]
+        sum(each.square().sum() for each in outputs).backward()
+        return [*outputs, *(each.grad for each in own)]
+
+    expected = [passes(unsplit, rank) for rank in range(group.size)]
+    close(passes(layer, group.rank), expected[group.rank])
+    for parameter, other in unsplit.named_parameters():
+        mean, part = other.grad / group.size, layer.parts.get(parameter)
+        if part is not None:
+            close(layer.get_parameter(parameter).grad, part.cut(mean))
 
 
 @pytest.mark.parametrize("even", [True, False])
@@ -369,7 +420,7 @@ def test_a_pass_that_fails_on_one_rank_between_layers_that_are_alike_is_an_error
         with pytest.raises(ValueError, match="out of luck"):
             model(own)
     if group.size > 1:
-        with pytest.raises(MismatchError, match=r"a pass failed on some ranks of a group, now in exchanges \[1, 2"):
+        with pytest.raises(MismatchError, match=r"ranks of a group are in exchanges \[1, 2.*a pass failed on some"):
             model(own)
     torch.testing.assert_close(model(own), unsplit(inputs.flatten(0, 1)).view(inputs.shape)[group.rank])
 
@@ -462,6 +513,70 @@ def test_a_fused_transformer_layer_is_not_taken_for_whole(group: World) -> None:
     unisono.parallel(layer, group, plan={"linear1": "column gives part", "linear2": "row takes part"})
     with torch.no_grad():
         torch.testing.assert_close(layer(x), expected)
+
+
+@pytest.mark.parametrize("plan", [{"layers.*.self_attn": "heads"}, {"layers.1.linear1": "column"}])
+def test_an_encoder_takes_padding_in_tests_as_whole_ones_do(group: World, plan: dict[str, str]) -> None:
+    """PyTorch's own would make nested tensors of it, and read whole weights."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(24, 12, 24, batch_first=True)
+    unsplit, x = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval(), torch.randn(2, 3, 24)
+    padding = torch.tensor([[0, 0, 1], [0, 0, 0]]).bool()
+    model = unisono.parallel(nn.TransformerEncoder(layer, 2), group, plan=plan).eval()
+    model.load_state_dict(unsplit.state_dict())
+    with torch.no_grad():
+        kept = ~padding
+        expected = unsplit(x, src_key_padding_mask=padding)
+        torch.testing.assert_close(model(x, src_key_padding_mask=padding)[kept], expected[kept])
+
+
+def test_an_encoder_that_is_not_split_makes_nested_tensors(group: World) -> None:
+    """In tests, where its outputs at padding are zeros. Others of the model make none."""
+    layer = nn.TransformerEncoderLayer(24, 12, 24, batch_first=True)
+    model = nn.ModuleDict({"whole": nn.TransformerEncoder(layer, 2), "split": nn.TransformerEncoder(layer, 2)}).eval()
+    unsplit, x = copy.deepcopy(model["whole"]), torch.randn(2, 3, 24)
+    padding = torch.tensor([[0, 1, 1], [0, 0, 1]]).bool()
+    split_model(model, group, {"split.layers.1.linear1": "column"})
+    with torch.no_grad():
+        outputs = model["whole"](x, src_key_padding_mask=padding)
+        assert not outputs[padding].any()
+        assert torch.equal(outputs, unsplit(x, src_key_padding_mask=padding))
+    assert [each.use_nested_tensor for each in model.values()] == [True, group.size == 1]
+
+
+class Attending(nn.Module):
+    """Attention of 12 heads, with what its call is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(24, 12, batch_first=True)
+
+    def forward(self, queries: torch.Tensor, keys: torch.Tensor, **given: Any) -> torch.Tensor:
+        outputs: torch.Tensor = self.attention(queries, keys, keys, **given)[0]
+        return outputs
+
+
+@pytest.mark.parametrize("name", ["key_padding_mask", "attn_mask", "need_weights"])
+def test_what_some_ranks_alone_give_an_attention_is_an_error_of_all(group: World, name: str) -> None:
+    """A mask may have as many elements as the queries that the other ranks exchange. The next pass is exact."""
+    unsplit = Attending()
+    model = split_model(copy.deepcopy(unsplit), group, {"attention": "heads"})
+    options = {"key_padding_mask": torch.zeros(2, 24).bool(), "attn_mask": torch.zeros(24, 1, 24), "need_weights": True}
+    queries, keys, given = torch.randn(2, 1, 24), torch.randn(2, 24, 24), {"need_weights": False}
+    if group.size > 1:
+        with pytest.raises(MismatchError, match=r"ranks of a group are in exchanges .* masks or need_weights differ"):
+            model(queries, keys, **given | ({name: options[name]} if group.rank == 0 else {}))
+    torch.testing.assert_close(model(queries, keys, **given), unsplit(queries, keys, **given))
+
+
+def test_an_attention_takes_a_batch(group: World) -> None:
+    model = split_model(nn.ModuleDict({"a": nn.MultiheadAttention(24, 12, batch_first=True)}), group, {"a": "heads"})
+    x = torch.zeros(3, 24)
+    if group.size > 1:
+        with pytest.raises(UsageError, match=r"takes \(samples, ...\), 3 dimensions or more, and got \(3, 24\)"):
+            model["a"](x, x, x)
+        with pytest.raises(UsageError, match="is_causal = True says what attn_mask is, and there is none: pass"):
+            model["a"](x[None], x[None], x[None], is_causal=True)
 
 
 def test_bfloat16_products(group: World) -> None:

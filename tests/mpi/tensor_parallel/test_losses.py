@@ -29,7 +29,14 @@ Gradients = dict[str, torch.Tensor]
 
 STEPS = 6
 
-FOR_LONG = {("vgg", "wide"), ("alexnet", "wide"), ("cd_dnn", "pairs"), ("transformer", "block"), ("words", "rows")}
+FOR_LONG = {
+    ("vgg", "wide"),
+    ("alexnet", "wide"),
+    ("cd_dnn", "pairs"),
+    ("transformer", "block"),
+    ("words", "rows"),
+    ("encoder", "heads"),
+}
 """Networks and plans that train for 50 steps: one of each kind."""
 
 
@@ -91,7 +98,17 @@ def test_a_wire_rounds_gradients_beside_split_layers_as_without(spread: World) -
 
 
 @pytest.mark.parametrize(
-    ("name", "samples"), [("mlp", 7), ("transformer", 7), ("mlp", 2), ("vgg", 2), ("transformer", 2), ("words", 2)]
+    ("name", "samples"),
+    [
+        ("mlp", 7),
+        ("transformer", 7),
+        ("mlp", 2),
+        ("vgg", 2),
+        ("transformer", 2),
+        ("words", 2),
+        ("encoder", 7),
+        ("encoder", 2),
+    ],
 )
 def test_uneven_and_empty_shares(group: World, name: str, samples: int) -> None:
     case, steps = CASES[name], 6
