@@ -181,9 +181,7 @@ IN_PAIR = {"0": "column 2 gives part", "2": "row 2 takes part"}
 def test_modules_that_are_not_known_to_work_on_each_feature_are_refused_between_parts(between: nn.Module) -> None:
     """They would take the features of a part for all of them, or draw masks of a rank's own, without a word."""
     model, kind = pair(between), type(between).__name__
-    message = (
-        rf"'0' gives those of 2, and '1' between \({kind}\) is not known to .* \(if so, set works_on_parts"
-    )
+    message = rf"'0' gives those of 2, and '1' between \({kind}\) is not known to .* \(if so, set works_on_parts"
     with pytest.raises(UsageError, match=message):
         checked(IN_PAIR, model=model)
     assert checked({"0": "column 2", "2": "row 2"}, model=model)
