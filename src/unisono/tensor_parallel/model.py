@@ -331,6 +331,6 @@ def check_split_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) ->
 
 
 def has_parts(reducer: Reducer, optimizer: torch.optim.Optimizer) -> bool:
-    """Return True for an optimizer with parts of weights. Asking modules would wait for the update that it is within."""
+    """Return True for an optimizer with parts of weights. Asking modules would wait for the update it is within."""
     held, parts = {id(each) for group in optimizer.param_groups for each in group["params"]}, reducer.memory.parts
     return any(id(each) in held and parts.of(index) > 1 for index, each in enumerate(reducer.parameters))
