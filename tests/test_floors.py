@@ -73,7 +73,7 @@ MAX_LINES = {
     "testing": 1_691,
     "torch_backend": 2_041,
     "training": 7_352,
-    "transports": 4_484,
+    "transports": 4_517,
     "view": 980,
     "wires": 279,
 }

@@ -10,7 +10,7 @@
 /* The numbers of `RowKind` in steps.py. */
 enum Kind {
     COPY, SUM_FLOAT32, SUM_FLOAT64, SUM_BFLOAT16, MORE, BARRIER, OTHER, SEND, RECEIVE, ROUND,
-    SUM_INT32, SUM_INT64, MAXIMUM_INT32, MAXIMUM_INT64, EXACT_FLOAT32, EXACT_FLOAT64
+    SUM_INT32, SUM_INT64, MAXIMUM_INT32, MAXIMUM_INT64, EXACT_FLOAT32, EXACT_FLOAT64, SUM_FLOAT16
 };
 
 /* Sums of blocks in the caches gain by wide vectors; elsewhere memory is the limit. The bits do not depend on them. */
@@ -24,7 +24,7 @@ enum Kind {
 #define ANYWHERE __attribute__((aligned(1), may_alias))
 typedef float float32 ANYWHERE;
 typedef double float64 ANYWHERE;
-typedef uint16_t bfloat16 ANYWHERE;
+typedef uint16_t half ANYWHERE; /* float16 or bfloat16 */
 typedef int32_t int32 ANYWHERE;
 typedef int64_t int64 ANYWHERE;
 typedef uint32_t uint32 ANYWHERE;

@@ -4,19 +4,48 @@
 
 enum { BLOCK = 1024 }; /* elements that are summed in float32 at a time */
 
-static inline float widened(uint16_t number) {
-    uint32_t bits = (uint32_t)number << 16;
-    float wide;
-    memcpy(&wide, &bits, 4);
-    return wide;
+static inline float of_bits(uint32_t bits) {
+    float number;
+    memcpy(&number, &bits, 4);
+    return number;
 }
+
+static inline uint32_t bits_of(float number) {
+    uint32_t bits;
+    memcpy(&bits, &number, 4);
+    return bits;
+}
+
+static inline float widened(uint16_t number) { return of_bits((uint32_t)number << 16); }
 
 /* The nearest bfloat16, of two the even one, as PyTorch rounds; NaN has one form. */
 static inline uint16_t narrowed(float number) {
-    uint32_t bits;
-    memcpy(&bits, &number, 4);
+    uint32_t bits = bits_of(number);
     uint16_t rounded = (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
     return number != number ? 0x7FC0 : rounded;
+}
+
+/* float16: its exponent is float32's less 112. Below 2**-14 its steps are 2**-24, as those of float32 from 0.5 to 1. */
+enum { BIAS = 112 << 23, HALF = 0x3F000000, LEAST = 0x38800000, TOO_LARGE = 0x47800000, INFINITE = 0x7F800000 };
+
+/* Chosen by a mask: with a branch, compilers add one element at a time. */
+static inline uint32_t chosen(int condition, uint32_t then, uint32_t other) {
+    uint32_t mask = 0u - (uint32_t)condition;
+    return (then & mask) | (other & ~mask);
+}
+
+static inline float widened_half(uint16_t number) {
+    uint32_t rest = number & 0x7FFF, normal = (rest << 13) + BIAS + chosen(rest < 0x7C00, 0, BIAS);
+    uint32_t small = bits_of(of_bits(rest + HALF) - 0.5f), sign = (uint32_t)(number & 0x8000) << 16;
+    return of_bits(chosen(rest < 0x400, small, normal) | sign);
+}
+
+/* The nearest float16, of two the even one; NaN has one form. */
+static inline uint16_t narrowed_half(float number) {
+    uint32_t bits = bits_of(number), rest = bits & 0x7FFFFFFF;
+    uint32_t normal = (rest + 0xFFF + ((rest >> 13) & 1) - BIAS) >> 13, small = bits_of(of_bits(rest) + 0.5f) - HALF;
+    uint32_t large = chosen(rest < TOO_LARGE, normal, chosen(rest > INFINITE, 0x7E00, 0x7C00));
+    return (uint16_t)((bits >> 16 & 0x8000) | chosen(rest < LEAST, small, large));
 }
 
 #define SAME(NUMBER) (NUMBER)
@@ -50,7 +79,8 @@ static inline uint16_t narrowed(float number) {
 
 REDUCE(sum_float32, float32, float, SAME, SAME, ADDED)
 REDUCE(sum_float64, float64, double, SAME, SAME, ADDED)
-REDUCE(sum_bfloat16, bfloat16, float, widened, narrowed, ADDED)
+REDUCE(sum_bfloat16, half, float, widened, narrowed, ADDED)
+REDUCE(sum_float16, half, float, widened_half, narrowed_half, ADDED)
 REDUCE(sum_int32, uint32, uint32_t, SAME, SAME, ADDED)
 REDUCE(sum_int64, uint64, uint64_t, SAME, SAME, ADDED)
 REDUCE(maximum_int32, int32, int32_t, SAME, SAME, LARGER)
@@ -61,6 +91,7 @@ static void (*const REDUCTIONS[])(const Row *row, Py_ssize_t more) = {
     [SUM_FLOAT32] = sum_float32,        [SUM_FLOAT64] = sum_float64,     [SUM_BFLOAT16] = sum_bfloat16,
     [SUM_INT32] = sum_int32,            [SUM_INT64] = sum_int64,         [MAXIMUM_INT32] = maximum_int32,
     [MAXIMUM_INT64] = maximum_int64,    [EXACT_FLOAT32] = sum_exactly,   [EXACT_FLOAT64] = sum_exactly,
+    [SUM_FLOAT16] = sum_float16,
 };
 
 void move(const Row *row, Py_ssize_t more) {

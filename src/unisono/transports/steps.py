@@ -52,12 +52,14 @@ class RowKind(IntEnum):
     EXACT_FLOAT32 = 14
     EXACT_FLOAT64 = 15
     """Sums whose bits depend on no order (`exact.py`): blocks are counted from the first element of a row."""
+    SUM_FLOAT16 = 16
 
 
 COMPILED = {
     (torch.float32, "sum"): RowKind.SUM_FLOAT32,
     (torch.float64, "sum"): RowKind.SUM_FLOAT64,
     (torch.bfloat16, "sum"): RowKind.SUM_BFLOAT16,
+    (torch.float16, "sum"): RowKind.SUM_FLOAT16,
     (torch.int32, "sum"): RowKind.SUM_INT32,
     (torch.int64, "sum"): RowKind.SUM_INT64,
     (torch.int32, "maximum"): RowKind.MAXIMUM_INT32,
