@@ -353,7 +353,7 @@ class Reducer:
             self.prepare_for_backward()
         self._prepared = self.accumulation.accumulated = False
         changes = self.accumulation.begin_pass()
-        compares = self.traits.state is RankState.WHOLE and self._step is None
+        compares = self.traits.state is RankState.WHOLE and not absent and self._step is None
         agreement = self.control.begin(absent, changes if compares else None)
         layout, program = self.programs.next(self._updates(), self.clip)
         replica = self._replica_of(layout, agreement)

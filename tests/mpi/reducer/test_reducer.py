@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -73,19 +72,6 @@ def test_a_rank_without_samples_takes_part(group: World) -> None:
     else:
         unisono.synchronize(model)
     assert close(model, serial(6))
-
-
-def test_a_rank_that_leaves_its_step_out_with_its_batch_is_refused(world: World) -> None:
-    model = unisono.parallel(nn.Linear(3, 1), world)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for raises in (False, world.size > 1):
-        with pytest.raises(UsageError, match="and then makes the step as all do") if raises else nullcontext():
-            if world.rank:
-                unisono.synchronize(model)
-            else:
-                model(torch.ones(2, 3)).sum().backward()
-        if world.rank == 0:
-            optimizer.step()
 
 
 @pytest.mark.parametrize("absent", [True, False])
