@@ -80,11 +80,11 @@ class VirtualRanks:
         """Yield each share of this rank's `tensors`, which are its part of `whole` samples; None: all shares are equal.
 
         A backward pass follows each. The last one sums all of them; where that share is empty `synchronize` does so.
-        `seed` is that of this step's random numbers, by default the number of batches before. A batch that is left out,
+        `seed` is that of this step's random numbers, by default the number of sums before. A batch that is left out,
         by an exception or `break` on all ranks, leaves no trace in the buffers. Raises UsageError for samples that do
         not fit, and on all ranks where one's last share had no backward pass.
         """
-        seed = self.batches if seed is None else seed
+        seed = self.control.averages if seed is None else seed
         self.batches = batch = self.batches + 1
         cuts = self._cuts(tensors, whole)
         lacks_first = whole is not None and whole < self.count  # share 0 is empty
