@@ -326,7 +326,7 @@ def refusal(rule: BaseRule, optimizer: type = object) -> str:
 def check_split_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raise UsageError for an optimizer that needs whole weights, where it has parts of some of a parallel model's."""
     reducer = reducer_of(model)
-    if reducer is not None and has_parts(reducer, optimizer) and (reason := refusal(reducer.rule, type(optimizer))):
+    if reducer is not None and (reason := refusal(reducer.rule, type(optimizer))) and has_parts(reducer, optimizer):
         raise UsageError(reason)
 
 
