@@ -601,7 +601,7 @@ def test_bad_input_that_ranks_find(on_ranks: Run, recipe: str, options: list[str
 
 
 def test_no_recipe(in_process: Run, tmp_path: Path) -> None:
-    assert_one_line_error(in_process("train"), "missing recipe: unisono train RECIPE.toml, or --resume RUN")
+    assert_one_line_error(in_process("train"), "RECIPE.toml, or --resume RUN; recipes by name: cifar10, ")
     assert_one_line_error(in_process("train", "none.toml"), "cannot read the recipe none.toml")
     (tmp_path / "bad.toml").write_text("[trainig]\nepochs = 3\n")
     assert_one_line_error(in_process("train", "bad.toml"), "unknown key trainig; did you mean training?")

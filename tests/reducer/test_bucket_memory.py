@@ -1,4 +1,4 @@
-"""Memory of gradients in buckets, and parameters in parts."""
+"""Memory of gradients in buckets."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from unisono.placement import model_groups, one_rank_per_node
 from unisono.plan.bucket_layout import plan_memory
-from unisono.reducer.bucket_memory import UNSPLIT, BucketMemory, ParameterParts, lies_in
-from unisono.reducer.control import ControlMessage, decode, encode
+from unisono.reducer.bucket_memory import BucketMemory, lies_in
 from unisono.step.layout import Bucket
 
 WHOLE = 1 << 20
@@ -236,38 +234,3 @@ def test_buckets_have_their_keys_by_the_order_in_which_they_are_sent() -> None:
     assert memory.buckets == (buckets[2], buckets[0], buckets[1])
     assert memory.filled == (2, 3, 1)
     assert [memory.place(key).parameters for key in memory.keys] == [bucket.parameters for bucket in memory.buckets]
-
-
-@given(st.sampled_from([2, 3, 4]), st.integers(1, 3), st.booleans(), st.data())
-def test_a_sample_counts_once(size: int, groups: int, declared: bool, data: st.DataObject) -> None:
-    ranks = size * groups
-    samples = data.draw(st.lists(st.integers(0, 9), min_size=ranks, max_size=ranks).filter(any))
-    weights = [float(count) if declared else 1.0 for count in samples]
-    messages = [ControlMessage(float(count) if declared else None) for count in samples]
-    sums = [
-        sum(column)
-        for column in zip(*(encode(message, rank, ranks) for rank, message in enumerate(messages)), strict=True)
-    ]
-    result, partition = decode(sums), model_groups(one_rank_per_node(ranks), size)
-    parts = ParameterParts((), {size: partition})
-    expected = [weight / sum(weights) for weight in weights]
-    assert [result.weight_of(message) for message in messages] == pytest.approx(expected)
-    for group in partition:  # a member's gradient is that of the group's mean, in which each rank has its share
-        total = sum(weights[rank] for rank in group)
-        factor = parts.weight(weights, group[-1], size, mean=True)
-        shares = [factor * weights[rank] / total if total else 0.0 for rank in group]
-        assert shares == pytest.approx([expected[rank] for rank in group])
-
-
-def test_the_ranks_that_hold_a_part() -> None:
-    parts = ParameterParts((1, 2), {2: model_groups(one_rank_per_node(4), 2)})
-    assert (parts.of(0), parts.of(1)) == (1, 2)
-    assert parts.weight((1, 2, 3, 4), 3, 1, mean=True) == 0.4
-    assert parts.weight((1, 2, 3, 4), 3, 2, mean=True) == 0.7
-    assert list(parts.holders_of(0, 3, 4)) == [0, 1, 2, 3]
-    assert list(parts.holders_of(1, 3, 4)) == [1, 3]
-
-
-def test_without_parts() -> None:
-    assert UNSPLIT.of(3) == 1
-    assert list(UNSPLIT.holders_of(3, 0, 2)) == [0, 1]

@@ -18,7 +18,7 @@ from unisono.errors import UsageError
 from unisono.launch import keep_memory, local_rank_started, rank_started, ranks_started
 from unisono.rules.asynchronous import has_servers
 from unisono.training import run_directory
-from unisono.training.recipe import Recipe, differences, find_recipe, make_rule, read_recipe
+from unisono.training.recipe import Recipe, differences, find_recipe, make_rule, names, read_recipe
 from unisono.training.recipe_check import check_run, survives_deaths
 from unisono.training.run_directory import report_if_finished
 from unisono.user_function import is_user_function
@@ -132,7 +132,8 @@ def _recipe(
         return recipe, []
     if resume is None:
         if path is None:
-            raise UsageError("missing recipe: unisono train RECIPE.toml, or --resume RUN")
+            known = ", ".join(names())
+            raise UsageError(f"missing recipe: unisono train RECIPE.toml, or --resume RUN; recipes by name: {known}")
         return read_recipe(find_recipe(path), changes), []
     if run is not None:
         raise UsageError("--run names the folder of a new run; a resumed one stays in its own")

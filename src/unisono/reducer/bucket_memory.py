@@ -1,99 +1,24 @@
 """Memory that gradients are sent from. With a single node it is shared with the node's other ranks.
 
-Gradients on a device lie in memory like it on the device, as views, from and to which each bucket is copied:
-
-    the program's stream   gradients of bucket 1 ┐ of bucket 2 ┐ ...
-    outgoing stream                              └ pack 1, copy┴ pack 2, copy ...
-    host                                                       └ sum of bucket 1, piece by piece as it arrives
-    incoming stream                                                  └ copy, set_grads 1, update 1 ...
-    the program's stream                                                                        └ next forward pass
-
-Where a rank is alone, or MPI moves the memory of the device (`collectives/direct.py`), sums stay there: a bucket is
-copied only where the host reads it. `record_progress` records where the program's stream is; `finish_copies` makes the
-host wait for copies of a bucket, `join` the program's stream for all work on the incoming one.
-
-Parameters of split layers are in parts: who holds the same part averages it. 4 ranks with own samples; layer A is split
-over the groups {0, 1} and {2, 3}, layer B over none:
-
-    rank        0    1    2    3          summed over               weight of a rank
-    A           a0   a1   a0   a1         {0, 2} and {1, 3}         samples of its group / samples of all
-    B           b    b    b    b          all four                  samples of the rank / samples of all
-
-The gradient of a part is a mean over the samples of the group, by which its layers weigh the losses of its ranks
-(`tensor_parallel/layouts.py`).
+Those of a model on a device lie there, in memory like it (`bucket_copies.py`).
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 
-from unisono.device import CopyStreams, device_of, pieces_of, pinned, unpin
-from unisono.engine.communicator_pool import ModelCollectives
-from unisono.optimizers.layerwise import ParameterStep, norm
+from unisono.device import device_of
 from unisono.optimizers.sharded import PlacedSegment, Segment, dense_strides, in_order, segments_of
-from unisono.placement import Partition, holders_of
 from unisono.plan.bucket_layout import BucketSlice, MemoryKind, memory_kinds, plan_memory, required_elements
+from unisono.reducer.bucket_copies import BucketCopies
+from unisono.reducer.parameter_parts import UNSPLIT, ParameterParts
 from unisono.step.layout import Bucket
 from unisono.world import World
-
-
-@dataclass(frozen=True)
-class ParameterParts:
-    """Number of parts of each trainable parameter, and the groups of ranks that hold all parts of one."""
-
-    counts: tuple[int, ...] = ()
-    """Number of parts of each parameter, by its index; 1: every rank holds it whole. Empty: all are whole."""
-    groups: Mapping[int, Partition] = field(default_factory=dict)
-    """Groups whose member k holds part k, by the number of parts (2 or more)."""
-
-    @cached_property
-    def holders(self) -> Mapping[int, Partition]:
-        """Ranks that hold the same part, for each part, by the number of parts."""
-        return {count: holders_of(groups) for count, groups in self.groups.items()}
-
-    def of(self, index: int) -> int:
-        """Return the number of parts of a parameter: each is on one p-th of all ranks, a whole one on all."""
-        return self.counts[index] if self.counts else 1
-
-    def weight(self, weights: Sequence[float], rank: int, count: int, mean: bool) -> float:
-        """Return the factor of gradients with `count` parts, of the mean of this rank's group: the group's share of the
-        `weights` of all ranks' losses in a `mean`, the number of its losses that count in a sum."""
-        ranks = next((group for group in self.groups.get(count, ()) if rank in group), (rank,))
-        group, total = [weights[rank] for rank in ranks], sum(weights)
-        if mean:
-            return sum(group) / total if total else 0.0
-        return float(sum(weight > 0 for weight in group))
-
-    def holders_of(self, index: int, rank: int, ranks: int) -> Sequence[int]:
-        """Return the ranks, of so many, that hold the same part of a parameter as `rank`."""
-        groups = self.holders.get(self.of(index), ())
-        return next((group for group in groups if rank in group), range(ranks))
-
-
-UNSPLIT = ParameterParts()
-"""No parameter is split."""
-
-
-def norm_of_all(gradients: Iterable[tuple[torch.Tensor | None, int]], world: World) -> torch.Tensor:
-    """Return the norm of all gradients together, with their numbers of parts, of which each counts once. Called by all
-    ranks together.
-
-        rank 0   a half 3, the rest 12  ┐  sum of squares over 2 ranks, whole ones divided by 2
-        rank 1   a half 4, the rest 12  ┴  9 + 16 + 144 = 169, norm 13 on both
-    """
-    total = torch.zeros((), dtype=torch.float64, device="cpu")
-    for gradient, parts in gradients:
-        if gradient is not None:
-            total += norm(gradient).cpu().double().square() * parts / world.size
-    return world.allreduce(total).sqrt()
 
 
 class BucketPiece(NamedTuple):
@@ -108,99 +33,6 @@ class BucketPiece(NamedTuple):
 
 FREED_BYTES = (32 << 20) - (64 << 10)
 """Bytes of the largest block by which glibc adapts: those as large or smaller are not returned when they are freed."""
-
-LATEST = 0
-"""Key of the newest mark, whichever bucket it was made for."""
-
-
-class BucketCopies:
-    """Memory on a device like `host`, by kind of bucket, and its copies."""
-
-    def __init__(self, device: torch.device, host: Mapping[Any, torch.Tensor], stays: bool) -> None:
-        """Allocate memory on the device like the host's; `stays`: no sum needs the host."""
-        self._stays = stays
-        self.flat = {kind: torch.zeros_like(memory, device=device) for kind, memory in host.items()}
-        """Memory on the device, by kind."""
-        for memory in host.values():
-            pinned(memory, device)
-            weakref.finalize(self, unpin, memory, device).atexit = False
-        self._streams = CopyStreams(device)
-        self._marks: dict[int, Any] = {}
-        self._arriving: dict[int, list[tuple[slice, Any]]] = {}  # pieces on their way to the host, by key of the bucket
-        self._unfetched: dict[int, tuple[torch.Tensor, torch.Tensor, Any]] = {}  # host, device, and the device's event
-        self._leaving: dict[int, Any] = {}  # end of the last copy from the host, by key
-        self._end: Any = None  # of what the incoming stream has got so far
-        self.record_progress()
-
-    def record_progress(self, key: int = LATEST) -> None:
-        """Record what the calling thread's stream has queued so far, for a bucket whose gradients are complete."""
-        self._marks[key] = self._marks[LATEST] = self._streams.record()
-
-    def outgoing(self, key: int) -> AbstractContextManager[Any]:
-        """Return a context on the outgoing stream, behind the bucket's mark."""
-        return self._streams.outgoing(self._marks.get(key, self._marks[LATEST]), self._leaving.get(key))
-
-    @contextmanager
-    def incoming(self, marked: bool) -> Iterator[Any]:
-        """Return a context on the incoming stream, if `marked` behind the newest mark."""
-        with self._streams.incoming(*([self._marks[LATEST]] if marked else [])) as stream:
-            try:
-                yield stream
-            finally:
-                self._end = self._streams.record()
-
-    def fetch(self, key: int, host: torch.Tensor, flat: torch.Tensor) -> None:
-        """Begin the copy of a bucket to the host, on the current stream; or where sums stay, once the host reads it."""
-        if self._stays:
-            self._unfetched[key] = host, flat, self._streams.record()
-            return
-        arriving = []
-        for piece in pieces_of(len(flat), flat.itemsize):
-            host[piece].copy_(flat[piece], non_blocking=True)
-            arriving.append((piece, self._streams.record()))
-        self._arriving[key] = arriving
-
-    def send(self, key: int, host: torch.Tensor, flat: torch.Tensor) -> None:
-        """Begin the copy of a bucket from the host, on the incoming stream."""
-        unfetched = self._unfetched.pop(key, None)
-        with self.incoming(marked=False):
-            if unfetched is not None:  # it is there, as the host has not read it
-                self._streams.wait(unfetched[2])
-                return
-            flat.copy_(host, non_blocking=True)
-            self._leaving[key] = self._streams.record()
-
-    def staying(self, key: int) -> Generator[torch.Tensor, None, bool]:
-        """Yield the bucket on the device, if it was not copied, for a sum on a stream of the thread's own. Return True
-        if so."""
-        if (unfetched := self._unfetched.get(key)) is None:
-            return False
-        host, flat, computed = unfetched
-        with self._streams.apart(computed):
-            yield flat
-            self._unfetched[key] = host, flat, self._streams.record()
-        return True
-
-    def arrivals(self, key: int) -> Iterator[slice]:
-        """Yield the pieces of a bucket in the host's memory, each once its copy has ended."""
-        if (leaving := self._leaving.pop(key, None)) is not None:
-            leaving.synchronize()
-        for piece, event in self._arriving.pop(key, ()):
-            event.synchronize()
-            yield piece
-
-    def finish_copies(self, key: int) -> None:
-        """Wait until no copy of a bucket is under way, and the host has its contents."""
-        if (unfetched := self._unfetched.pop(key, None)) is not None:
-            host, flat, computed = unfetched
-            with self._streams.outgoing(computed):
-                host.copy_(flat)
-        for _ in self.arrivals(key):
-            pass
-
-    def join(self) -> None:
-        """Let the calling thread's stream wait for all that the incoming stream has got."""
-        self._streams.wait(self._end)
 
 
 class BucketMemory:
@@ -476,17 +308,6 @@ class BucketMemory:
         """Return the weights of a segment, flat; they may be the parameter's memory, and are not to be changed."""
         weights = self.in_order(self.parameters[segment.parameter].detach(), segment.parameter)
         return weights[segment.first : segment.last]
-
-    def sum_norms(self, world: World | ModelCollectives, steps: Iterable[ParameterStep]) -> list[ParameterStep]:
-        """Return the steps of an optimizer with the norms of whole layers, of some of which this rank has measured a
-        part: squares are summed as in `norm_of_all`. Called by all ranks together, with as many layers each."""
-        measured, on_host = list(steps), partial(torch.tensor, dtype=torch.float64, device="cpu")
-        parts = {id(parameter): self.parts.of(index) for index, parameter in enumerate(self.parameters)}
-        layers = [step for step in measured if step.norms is not None and id(step.parameter) in parts]
-        shares = on_host([[parts[id(step.parameter)]] for step in layers]) / world.size
-        squares = world.allreduce(on_host([step.norms for step in layers]).square() * shares)
-        norms = {id(step.parameter): (w, d) for step, (w, d) in zip(layers, squares.sqrt().tolist(), strict=True)}
-        return [step._replace(norms=norms.get(id(step.parameter), step.norms)) for step in measured]
 
     def in_order(self, tensor: torch.Tensor, index: int) -> torch.Tensor:
         """Return the elements of a tensor like a parameter, flat, in the order of the parameter's memory."""

@@ -39,11 +39,12 @@ from unisono.optimizers.layerwise import LayerwiseOptimizer
 from unisono.optimizers.sharded import ShardedStep, is_inner_step
 from unisono.reducer.accumulation import Accumulation
 from unisono.reducer.backward_pass import BackwardPass, PassRunner
-from unisono.reducer.bucket_memory import UNSPLIT, BucketMemory, ParameterParts
+from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import Agreement, StepControl
 from unisono.reducer.hooks import ATTRIBUTE, LIVING, BackwardEndCallback, attach, check_kept, reducer_of, register_hooks
 from unisono.reducer.optimizer import ShardedOptimizer, SplitStep, check_known
+from unisono.reducer.parameter_parts import UNSPLIT, ParameterParts
 from unisono.reducer.programs import Programs
 from unisono.reducer.replica import ModelReplica, ShardedReplica
 from unisono.reducer.scattered_gradient import clear
@@ -304,7 +305,8 @@ class Reducer:
         """Let the next step in a user's own loop of an optimizer with parts of layers have the norms of whole ones."""
         if self._step is None and self.sharded is None:
             eagerly: Callable[[Any], Any] = torch.compiler.disable  # also where the step is compiled
-            sum_norms = partial(eagerly(self.memory.sum_norms), self.programs.collectives)
+            memory, collectives = self.memory, self.programs.collectives
+            sum_norms = partial(eagerly(memory.parts.sum_norms), memory.parameters, collectives)
             optimizer.sums = {**optimizer.sums, self._model: sum_norms}
 
     def begin_step(self, optimizer: torch.optim.Optimizer) -> None:

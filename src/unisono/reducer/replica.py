@@ -18,8 +18,9 @@ from unisono.asynchronous.exchange import WorkerExchange
 from unisono.errors import UnisonoError
 from unisono.optimizers.layerwise import SumNorms
 from unisono.optimizers.sharded import ShardedStep
-from unisono.reducer.bucket_memory import lies_in, norm_of_all
+from unisono.reducer.bucket_memory import lies_in
 from unisono.reducer.control import Agreement, decode, difference_of, encode
+from unisono.reducer.parameter_parts import norm_of_all
 from unisono.reducer.programs import Programs
 from unisono.reducer.scattered_gradient import GradientUse, StepResult, step_numbers, step_result
 from unisono.reducer.structure import digest
@@ -219,7 +220,9 @@ class ModelReplica:
         """Make the optimizer's step for these parameters, with norms of layers that are summed over a world."""
         assert self._update is not None, "a program with updates has an optimizer"
         with self.memory.incoming():
-            self._update(parameters, None if world is None else partial(self.memory.sum_norms, world))
+            memory = self.memory
+            sums = None if world is None else partial(memory.parts.sum_norms, memory.parameters, world)
+            self._update(parameters, sums)
 
     def update_local(self, parameters: Sequence[int]) -> None:
         with self.memory.incoming(marked=True) as stream:

@@ -22,8 +22,9 @@ from unisono.errors import UsageError
 from unisono.optimizers.layerwise import LayerwiseOptimizer
 from unisono.placement import holders_of, model_groups
 from unisono.plan.layer_plan import DROPOUT, PART, ParallelPlan, PlanLike, Split, make_plan
-from unisono.reducer.bucket_memory import UNSPLIT, ParameterParts, distinct, norm_of_all
+from unisono.reducer.bucket_memory import distinct
 from unisono.reducer.hooks import reducer_of
+from unisono.reducer.parameter_parts import UNSPLIT, ParameterParts, norm_of_all
 from unisono.reducer.reducer import Reducer
 from unisono.rules import BaseRule
 from unisono.tensor_parallel.layers import KINDS, ParallelLayer, WeightPart, become, parts_of, use_sample_dropout
@@ -218,8 +219,7 @@ def parameter_parts(model: nn.Module) -> ParameterParts:
     split, parts = split_of(model), named_parts(model)
     if split is None:
         return UNSPLIT
-    trainable = (id(parameter) for parameter in model.parameters() if parameter.requires_grad)
-    counts = tuple(parts[key][0].ranks if key in parts else 1 for key in trainable)
+    counts = tuple(parts[id(p)][0].ranks if id(p) in parts else 1 for p in model.parameters() if p.requires_grad)
     return ParameterParts(counts, {size: groups for size, groups in split.groups.items() if size in counts})
 
 
