@@ -148,7 +148,7 @@ def test_an_audited_run_there_has_the_same_hashes_on_any_ranks(
     """By virtual ranks, of which others compute half again."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which deterministic products of CUDA ask for
     home, alone = group.call_on_root(lambda: tmp_path), group.split(group.rank)
-    recipe = recipe_on(f"{place.type}:0", packs, virtual_ranks=3)
+    recipe = recipe_on(f"{place.type}:0", packs, virtual_ranks=3 if group.size < 4 else 5)
     recipe = replace(recipe, audit=AuditRecipe(fraction=0.5, chain=True))
     train(recipe, group, TrainOptions(home / "together"))
     group.call_on_root(lambda: train(recipe, alone, TrainOptions(home / "alone")))
