@@ -207,7 +207,7 @@ def links_of(model: nn.Module) -> tuple[GroupLink, ...]:
 def named_parts(model: nn.Module) -> dict[int, tuple[WeightPart, World]]:
     """Return the part of each split parameter and the world of its model group, by the id of the parameter."""
     layers = [module for module in model.modules() if isinstance(module, ParallelLayer)]
-    return {id(one.get_parameter(name)): (part, one.link.world) for one in layers for name, part in one.parts.items()}
+    return {id(each.get_parameter(key)): (part, each.link.world) for each in layers for key, part in each.parts.items()}
 
 
 def parameter_parts(model: nn.Module) -> ParameterParts:
