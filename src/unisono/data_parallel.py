@@ -23,7 +23,7 @@ from unisono.device import device_of
 from unisono.errors import UsageError
 from unisono.optimizers.layerwise import LayerwiseOptimizer
 from unisono.optimizers.sharded import StepCheck, check_optimizer
-from unisono.plan.layer_plan import AUTO, ParallelPlan, PlanLike
+from unisono.plan.layer_plan import AUTO, ParallelPlan, PlanLike, make_plan
 from unisono.processor import HOST
 from unisono.reducer import Reducer, reducer_of
 from unisono.reducer.hooks import LIVING
@@ -228,7 +228,7 @@ def shares(
     """
     reducer, virtual = _virtual_of(model)
     reducer.zero_grad()
-    return virtual.passes(model, tensors, whole, seed, reducer.synchronize)
+    return virtual.passes(model, tensors, whole, seed, reducer.synchronize, reducer.accumulation.changes)
 
 
 def _virtual_of(model: torch.nn.Module) -> tuple[Reducer, VirtualRanks]:
@@ -273,7 +273,7 @@ def attach(
         check_alike(world, f"virtual_ranks = {virtual_ranks}")
     else:
         warn_of_difference(world, device, rule.traits.state)
-    compare_models(model, world)
+    compare_models(model, world, None if plan is None else make_plan(plan, world.size))
     agree_on_state(model, world)
     is_checked = bool(links_of(model)) and reducer_of(model) is not None
     if plan is not None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
+from unisono.errors import UsageError
 from unisono.tensor_parallel.layers import SampleDropout, use_sample_dropout
 from unisono.tensor_parallel.layouts import SampleNumbers
 
 
 def dropouts(seed: SampleNumbers) -> nn.Sequential:
-    model = nn.Sequential(nn.Dropout(0.3), nn.Dropout(0.3, inplace=True), nn.Dropout(0.0))
+    model = nn.Sequential(nn.Dropout(0.3), nn.Dropout(0.3), nn.Dropout(0.0))
     use_sample_dropout(model, seed)
     return model
 
@@ -50,6 +52,31 @@ def test_the_share_of_zeros_and_the_mean_are_those_of_a_dropout() -> None:
     assert torch.equal(inputs.grad, model[1](torch.ones(3, 5)))
     assert len(model[0](torch.ones(0, 4))) == 0
     assert torch.equal(SampleDropout.forward(set_p(model[0], 1.0), torch.ones(2, 2)), torch.zeros(2, 2))
+
+
+def test_a_dropout_in_place_changes_its_input() -> None:
+    """Also where its output is not used."""
+    model = nn.Sequential(nn.Dropout(0.3, inplace=True))
+    own, leaf = torch.ones(4, 50), torch.ones(4, 50, requires_grad=True)
+    use_sample_dropout(model, SampleNumbers(7, 3, first=0))
+    hidden = leaf * 1.0
+    assert model[0](own) is own
+    model[0](hidden)
+    hidden.sum().backward()
+    assert (own == 0).any()
+    assert torch.equal(hidden, own)
+    assert torch.equal(leaf.grad, own)
+    version = hidden._version
+    assert model.eval()[0](hidden)._version == version
+
+
+def test_outside_of_a_pass_of_the_model_the_program_says_the_step() -> None:
+    """All steps would have one mask."""
+    model = dropouts(numbers := SampleNumbers(first=0))
+    with pytest.raises(UsageError, match="count the calls of the whole model: without, call seed_dropout before each"):
+        model[0](torch.ones(2, 3))
+    numbers.counts = False
+    assert model[0](torch.ones(2, 3)).shape == (2, 3)
 
 
 def test_a_mask_is_the_same_on_a_device(device: torch.device) -> None:

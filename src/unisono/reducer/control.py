@@ -88,8 +88,8 @@ class ControlResult:
             return UsageError(self.difference)
         if "skip" in self.requested:
             return UsageError(
-                f"the last share of unisono.shares had no backward pass on {self.requests['skip']}, and that sums all "
-                "shares: call backward() for each share; to leave out a batch, leave out the loop on all ranks"
+                f"a share of unisono.shares had no backward pass on {self.requests['skip']}, and would count as zeros: "
+                "call backward() for each share; to leave out a batch, leave out the loop on all ranks"
             )
         if not self.samples_given or not self.without_samples:
             return None

@@ -12,7 +12,7 @@ In one model parameters are compared by identity, module by module, without thei
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
 from operator import attrgetter, is_
 
@@ -111,12 +111,14 @@ Description = Sequence[str]
 REMEDY = "build the same model on every rank, on the same kind of device, from the same options and in the same order"
 
 
-def compare_models(model: torch.nn.Module, world: World) -> None:
-    """Raise MismatchError on all ranks where kinds of device, names, shapes, strides, dtypes or frozen ones differ."""
+def compare_models(model: torch.nn.Module, world: World, plan: Mapping[str, object] | None = None) -> None:
+    """Raise MismatchError on all ranks where kinds of device, names, shapes, strides, dtypes, frozen ones or splits of
+    the plan differ."""
     if world.size == 1:
         return
     kinds = sorted({tensor.device.type for tensor in (*model.parameters(), *model.buffers())})
     description = [*(f"tensors on {kind}" for kind in kinds), *describe(model)]
+    description += sorted(f"layer {name} split by {split}" for name, split in (plan or {}).items())
     checksum = int.from_bytes(hashlib.sha256(repr(description).encode()).digest()[:7], "little")
     largest = world.allreduce(torch.tensor([checksum, -checksum], device="cpu"), op="maximum")
     if int(largest[0]) != -int(largest[1]):

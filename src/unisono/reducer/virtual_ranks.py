@@ -76,20 +76,22 @@ class VirtualRanks:
         whole: int | None,
         seed: int | None,
         synchronize: Callable[[], None],
+        changes: Callable[[], int] = lambda: 0,
     ) -> Iterator[tuple[torch.Tensor, ...]]:
         """Yield each share of this rank's `tensors`, which are its part of `whole` samples; None: all shares are equal.
 
         A backward pass follows each. The last one sums all of them; where that share is empty `synchronize` does so.
         `seed` is that of this step's random numbers, by default the number of sums before. A batch that is left out,
         by an exception or `break` on all ranks, leaves no trace in the buffers. Raises UsageError for samples that do
-        not fit, and on all ranks where one's last share had no backward pass.
+        not fit, on all ranks where a share of one had no backward pass, and where `changes`, the number of changes of
+        weights by the program, grows between shares.
         """
         seed = self.control.averages if seed is None else seed
         self.batches = batch = self.batches + 1
         cuts = self._cuts(tensors, whole)
         lacks_first = whole is not None and whole < self.count  # share 0 is empty
         buffers, averages = _copies(model), self.control.averages
-        self.kept = []
+        self.kept, before, skipped = [], changes(), False
         try:
             with random_numbers_kept(self.device), _deterministic():
                 for share, (first, last) in reversed([*zip(self.shares, cuts, strict=True)]):
@@ -98,14 +100,17 @@ class VirtualRanks:
                     self.accumulation.averages = sums
                     if sums:
                         self.control.samples = float(cuts[-1][1] - cuts[0][0])
-                    if first < last:
+                    if first < last and not skipped:
                         yield tuple(tensor[first:last].clone() for tensor in tensors)  # as aligned as in any other run
                     if sums and self.control.averages == averages:
-                        if first < last:
+                        if first < last or skipped:
                             self.control.request("skip")
                         synchronize()
                     if first < last and not sums:  # without a pass, `.grad` may be what the last step's update reads
                         self.kept.append((self.samples, self._take_gradients()))
+                        skipped = skipped or not any(each is not None for each in self.kept[-1][1].values())
+                    if not sums:
+                        self._check_unchanged(changes() - before)
                 if lacks_first:
                     _restore(buffers)
         except BaseException:
@@ -139,6 +144,11 @@ class VirtualRanks:
     def _cuts(self, tensors: tuple[torch.Tensor, ...], whole: int | None) -> list[tuple[int, int]]:
         """Return the first row of each share in this rank's tensors, and the one after its last."""
         length, shares = len(tensors[0]), len(self.shares)
+        if len(lengths := {len(tensor) for tensor in tensors}) > 1:
+            raise UsageError(
+                f"rank {self.rank}: tensors of {' and '.join(map(str, sorted(lengths)))} samples: give the rows of "
+                "unisono.own_samples of each"
+            )
         if whole is None and length % shares:
             raise UsageError(
                 f"rank {self.rank}: {length} samples for {shares} virtual ranks, which have equally many: give a "
@@ -152,6 +162,14 @@ class VirtualRanks:
                 f"{begin.stop - 1} of {total}: give those of unisono.own_samples"
             )
         return list(pairwise(total * share // self.count - begin.start for share in (*self.shares, self.shares.stop)))
+
+    def _check_unchanged(self, changes: int) -> None:
+        """Raise UsageError where there were changes of weights since the batch has begun."""
+        if changes:
+            raise UsageError(
+                f"rank {self.rank}: weights were changed between two shares of a batch, by gradients of one of them: "
+                "call optimizer.step() behind the loop over unisono.shares"
+            )
 
     def _begin_share(self, seed: int, share: int, buffers: BufferCopies = ()) -> None:
         """Begin a share with its own random numbers, and with the buffers from before the step."""

@@ -11,6 +11,7 @@ parts of weights, and the masks of dropouts, which follow from (seed, step, samp
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -106,9 +107,12 @@ class ParallelLayer(nn.Module):
         if not self.training or p == 0:
             return x
         recomputes, step = torch._C._current_graph_task_id() != -1, self.numbers.step  # a pass with gradients
+        if self.numbers.counts and step == self.numbers.ended and not recomputes:  # no call runs
+            raise UsageError("dropouts count the calls of the whole model: without, call seed_dropout before each step")
         shape, ranks, member, step = list(x.shape), self.split.ranks, 0, step % (1 << 32) if recomputes else step
         firsts, rows = [self.numbers.first_of(len(x))], len(x)
         if self.link is not None:
+            self.link.check(x)
             firsts, rows, member = self.link.firsts, max(self.link.rows), self.link.world.rank
         shape[dim] *= ranks
         mask, generator = torch.empty(shape, dtype=torch.float32), torch.Generator()
@@ -237,7 +241,8 @@ class SampleDropout(ParallelLayer, nn.Dropout):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
         """Return the activation with a share `p` of its elements set to 0, and the others divided by 1 - p."""
-        return self.drop_out(input, self.p, self.split.dim)
+        y = self.drop_out(input, self.p, self.split.dim)
+        return input.copy_(y) if self.inplace and y is not input else y
 
 
 KINDS: Mapping[tuple[type[nn.Module], str], type[ParallelLayer]] = {
@@ -256,18 +261,14 @@ KINDS: Mapping[tuple[type[nn.Module], str], type[ParallelLayer]] = {
 def parts_of(layer: nn.Module, split: Split, member: int) -> dict[str, WeightPart]:
     """Return the parts of a whole layer's parameters that a member of a group holds. Pure: for any number of ranks. A
     bias is whole where the sum of the ranks' products is."""
+    part, own = partial(WeightPart, split.ranks, member), dict(layer.named_parameters())
     cuts = dict(KINDS[type(layer), split.how].cuts)
     cuts |= {"bias": (0, 1)} if split.how == COLUMN or split.gives == PART else {}
-    own = dict(layer.named_parameters())
-    return {
-        name: WeightPart(split.ranks, member, dim, own[name].shape, blocks)
-        for name, (dim, blocks) in cuts.items()
-        if name in own
-    }
+    return {name: part(dim, own[name].shape, blocks) for name, (dim, blocks) in cuts.items() if name in own}
 
 
-def become(layer: nn.Module, split: Split, link: GroupLink, parts: dict[str, WeightPart]) -> None:
-    """Make a layer a split layer that holds `parts`. A tied parameter that is cut already stays."""
+def become(layer: nn.Module, split: Split, link: GroupLink, parts: dict[str, WeightPart], path: str = "") -> None:
+    """Make the layer `path` a split layer that holds `parts`. A tied parameter that is cut already stays."""
     layer.__class__ = KINDS[type(layer), split.how]
     assert isinstance(layer, ParallelLayer)
     layer.split, layer.link, layer.parts = split, link, parts
@@ -277,11 +278,12 @@ def become(layer: nn.Module, split: Split, link: GroupLink, parts: dict[str, Wei
     if parts:
         layer.register_load_state_dict_pre_hook(_cut_whole)  # type: ignore[no-untyped-call]
         # a module with hooks is called: PyTorch's fused transformer layer would read its weight instead
-        layer.register_forward_pre_hook(_check_samples)
+        layer.register_forward_pre_hook(partial(_begin_layer, f" in layer {path}"))
 
 
-def _check_samples(layer: Any, inputs: tuple[Any, ...]) -> None:
-    """Raise UsageError for an input without a dimension of samples, whose layout cannot change."""
+def _begin_layer(label: str, layer: Any, inputs: tuple[Any, ...]) -> None:
+    """Label the exchanges of a layer. Raise UsageError for an input without samples, whose layout cannot change."""
+    layer.link.label = label
     least = 1 if isinstance(layer, nn.Embedding) else 3 if layer.split.how == HEADS else layer.weight.ndim
     if inputs and isinstance(inputs[0], Tensor) and inputs[0].ndim < least:
         takes = f"a split {type(layer).__name__} takes (samples, ...), {least} dimensions or more"
@@ -290,9 +292,7 @@ def _check_samples(layer: Any, inputs: tuple[Any, ...]) -> None:
 
 def _cut_whole(layer: Any, state: dict[str, Tensor], prefix: str, *_: object) -> None:
     """Replace whole tensors by this rank's parts, before they are loaded."""
-    for name, part in layer.parts.items():
-        if prefix + name in state:
-            state[prefix + name] = part.cut(state[prefix + name])
+    state.update({key: part.cut(state[key]) for name, part in layer.parts.items() if (key := prefix + name) in state})
 
 
 def use_sample_dropout(model: nn.Module, numbers: SampleNumbers) -> None:

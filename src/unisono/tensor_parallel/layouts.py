@@ -62,6 +62,8 @@ class GroupLink:
         """Number of each member's first sample in the batch of all ranks."""
         self.gathered: tuple[Tensor, int, Tensor] | None = None
         """Own samples gathered last, their version, and those of the group; until own ones are given again."""
+        self.label = ""
+        """Text about the layer that is called, which ranks compare in its exchanges, and in those of its gradients."""
         self.exchanges = 0
         """Number of exchanges of own samples in the present pass."""
         self.shares: dict[int, float] = {}
@@ -78,6 +80,12 @@ class GroupLink:
             where = f"exchanges {at}, of {elements} elements a sample, in {dims} dimensions"
             why = "a pass failed on some, or inputs, masks or need_weights differ"
             raise MismatchError(f"ranks of a group are in {where}: {why}: call the model alike on all")
+
+    def check(self, x: Tensor) -> None:
+        """Raise UsageError for an activation whose first dimension is not the samples of the group."""
+        if len(x) != max(self.rows) * self.world.size:
+            where = f"an activation in parts has {len(x)} samples of its group, whose ranks have {self.rows}"
+            raise UsageError(f"{where}: keep samples in the first dimension up to the layer that takes the part")
 
     def weigh_by(self, weight: Callable[[], tuple[int, float]]) -> None:
         """Weigh the loss of this rank by what `weight` returns, with the number of the average (`Reducer.loss_weight`).
@@ -119,8 +127,9 @@ class _LayoutChange(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, link: GroupLink, cut: int | None, join: int | None) -> Tensor:
-        ctx.link, ctx.cut, ctx.join = link, cut, join
-        return exchange(x, link.world, cut, join).detach()  # no view: the next layer may change it in place
+        ctx.link, ctx.cut, ctx.join, ctx.label = link, cut, join, link.label
+        with link.world.labelled(link.label):
+            return exchange(x, link.world, cut, join).detach()  # no view: the next layer may change it in place
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -129,10 +138,9 @@ class _LayoutChange(torch.autograd.Function):
         share = ctx.link.share() if enters or leaves else 1.0
         if leaves:  # what does not count may be no number
             gradient = gradient * share if share else torch.zeros_like(gradient)
-        gradient = exchange(gradient, ctx.link.world, ctx.join, ctx.cut)
-        if enters:
-            gradient = gradient * (1 / share if share else 0.0)
-        return gradient, None, None, None
+        with ctx.link.world.labelled(ctx.label):
+            gradient = exchange(gradient, ctx.link.world, ctx.join, ctx.cut)
+        return gradient * (1 / share if share else 0.0) if enters else gradient, None, None, None
 
 
 @torch._disable_dynamo  # type: ignore[attr-defined]
@@ -154,11 +162,7 @@ def change_layout(x: Tensor, link: GroupLink | None, before: str, after: str, di
             x = torch.cat([x, filler])
     if after == OWN:
         link.gathered = None
-        if len(x) != max(link.rows) * link.world.size:
-            raise UsageError(
-                f"a split layer gives {len(x)} samples of its group, whose ranks have {link.rows}: keep samples in the "
-                "first dimension from the layer that gives a part to the one that takes it"
-            )
+        link.check(x)
     blocks = {OWN: SAMPLES, PART: dim}
     changed: Tensor = _LayoutChange.apply(x, link, blocks.get(after), blocks.get(before))
     if before == OWN and after == WHOLE:

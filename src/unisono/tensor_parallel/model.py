@@ -182,8 +182,8 @@ def split_model(model: nn.Module, world: World, plan: PlanLike | str) -> nn.Modu
     made = ModelSplit(check_plan(make_plan(plan), model, world.size), world)
     splits = ((model.get_submodule(name), split, made.links[split.ranks]) for name, split in made.plan.items())
     layers = [(layer, split, link, parts_of(layer, split, link.world.rank)) for layer, split, link in splits]
-    for each in layers:  # behind the parts of all: a tied weight is cut once
-        become(*each)
+    for name, each in zip(made.plan, layers, strict=True):  # behind the parts of all: a tied weight is cut once
+        become(*each, name)
     use_sample_dropout(model, made.numbers)
     for encoder in (module for module in model.modules() if isinstance(module, nn.TransformerEncoder)):
         if named_parts(encoder):  # which take no nested ones
@@ -206,12 +206,8 @@ def links_of(model: nn.Module) -> tuple[GroupLink, ...]:
 
 def named_parts(model: nn.Module) -> dict[int, tuple[WeightPart, World]]:
     """Return the part of each split parameter and the world of its model group, by the id of the parameter."""
-    return {
-        id(module.get_parameter(name)): (part, module.link.world)
-        for module in model.modules()
-        if isinstance(module, ParallelLayer)
-        for name, part in module.parts.items()
-    }
+    layers = [module for module in model.modules() if isinstance(module, ParallelLayer)]
+    return {id(each.get_parameter(key)): (part, each.link.world) for each in layers for key, part in each.parts.items()}
 
 
 def parameter_parts(model: nn.Module) -> ParameterParts:

@@ -315,23 +315,44 @@ def test_a_second_pass_of_a_share_sums_with_the_first_or_is_refused(world: World
         model(inputs).sum().backward()
 
 
+@pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("skips", [lambda rank: rank == 0, lambda _: True])
-def test_a_last_share_without_a_pass_is_refused_on_all_ranks(world: World, skips: Callable[[int], bool]) -> None:
+def test_a_share_without_a_pass_is_refused_on_all_ranks(
+    world: World, skips: Callable[[int], bool], first: bool
+) -> None:
     """The step after it is as any other."""
     model, inputs = nn.Linear(2, 1), torch.randn(SHARES, 2)
     unisono.parallel(model, world, virtual_ranks=SHARES)
     mine = unisono.own_samples(model, SHARES)
 
-    def train(last: bool) -> None:
+    def train(all_shares: bool) -> None:
         for place, (some,) in enumerate(unisono.shares(model, inputs[mine.start : mine.stop], whole=SHARES), 1):
-            if place < len(mine) or last:
+            if place != (1 if first else len(mine)) or all_shares:
                 model(some).sum().backward()
 
     who = "rank 0" if world.size == 1 or not skips(1) else f"{world.size} ranks"
     with pytest.raises(UsageError, match=f"no backward pass on {who}, .* call backward"):
-        train(last=not skips(world.rank))
-    train(last=True)
+        train(not skips(world.rank))
+    train(all_shares=True)
     assert model.weight.grad is not None
+
+
+def test_a_step_between_shares_and_rows_of_other_samples_are_refused(world: World) -> None:
+    """Ranks would drift apart, and train on other labels."""
+    model, inputs = nn.Linear(2, 1), torch.randn(2, 2)
+    unisono.parallel(model, world, virtual_ranks=2 * world.size)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(
+        UsageError, match=r"weights were changed between two shares of a batch, .* behind the loop over"
+    ):
+        for (some,) in unisono.shares(model, inputs):
+            model(some).sum().backward()
+            optimizer.step()
+    with pytest.raises(UsageError, match=r"tensors of 2 and 3 samples: give the rows of unisono\.own_samples of each"):
+        next(unisono.shares(model, inputs, torch.zeros(3, 1)))
+    for (some,) in unisono.shares(model, inputs):
+        model(some).sum().backward()
+    optimizer.step()
 
 
 def test_another_optimizer_comes_with_the_same_virtual_ranks(world: World) -> None:

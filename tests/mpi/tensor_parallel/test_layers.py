@@ -439,6 +439,80 @@ def test_a_pass_that_fails_on_one_rank_between_exchanges_is_an_error_of_all(worl
             model(inputs)
 
 
+class Heads(nn.Module):
+    """Two heads of one shape on a body."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 12), nn.Linear(6, 12)
+
+    def forward(self, x: torch.Tensor, names: str) -> list[torch.Tensor]:
+        hidden = self.body(x)
+        return [self.get_submodule(name)(hidden) for name in names]
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("where", ["group", "spread"])
+def test_layers_of_one_shape_that_ranks_take_for_each_other_are_an_error_of_all(
+    request: pytest.FixtureRequest, differing: None, where: str, backward: bool
+) -> None:
+    """A rank calls the one, or has a loss of the one, another rank the other."""
+    ranks: World = request.getfixturevalue(where)
+    model = unisono.parallel(Heads(), ranks, plan={"a": "column", "b": "column"})
+    own, x = ranks.rank % 2, torch.randn(3, 4)
+    if ranks.size == 1:
+        model(x, "ab")[own].sum().backward()
+    elif backward:
+        outputs = model(x, "ab")
+        with pytest.raises(MismatchError, match=r"in layer [ab].* in layer [ab]"):
+            outputs[own].sum().backward()
+    else:
+        with pytest.raises(MismatchError, match=r"in layer [ab].* in layer [ab]"):
+            model(x, "ab"[own])
+
+
+class Flattens(nn.Module):
+    """Tokens whose dropout takes them as samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.drop, self.down = nn.Linear(4, 12), nn.Dropout(), nn.Linear(12, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        up = self.up(x)
+        outputs: torch.Tensor = self.down(self.drop(up.flatten(0, 1)).unflatten(0, up.shape[:2]))
+        return outputs
+
+
+def test_a_dropout_of_parts_takes_samples_in_the_first_dimension(group: World) -> None:
+    model = unisono.parallel(Flattens(), group, plan={"up": "column gives part", "down": "row takes part"})
+    if group.size > 1:
+        with pytest.raises(UsageError, match=r"has .* samples of its group, .*: keep samples in the first dimension"):
+            model(torch.ones(2, 5, 4))
+
+
+def test_plans_that_differ_are_an_error_of_all(group: World) -> None:
+    for name, how in (("ab"[group.rank % 2], "column"), ("a", ["column", "row"][group.rank % 2])):
+        if group.size > 1:
+            with pytest.raises(MismatchError, match=rf"rank 0 has layer a split by column {group.size}, rank 1 has"):
+                unisono.parallel(Heads(), group, plan={name: how})
+    unisono.parallel(Heads(), group, plan=dict.fromkeys("ab" if group.rank else "ba", "column"))
+
+
+def test_a_step_that_a_rank_leaves_out_is_an_error_of_all_where_it_changes_parts_alone(group: World) -> None:
+    """A GradScaler leaves out that of a rank whose own part has infinite gradients."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 12))
+    model[0].requires_grad_(False)
+    optimizer = sgd(unisono.parallel(model, group, plan={"1": "column"}))
+    for leaves_out in (None, group.size - 1):
+        model(torch.ones(2, 4)).sum().backward()
+        if group.rank != leaves_out:
+            optimizer.step()
+    if group.size > 1:
+        with pytest.raises(UsageError, match=rf"were changed on .*, but not on rank {group.size - 1}, so ranks differ"):
+            model(torch.ones(2, 4)).sum().backward()
+
+
 @pytest.mark.parametrize("scale", ["mean", "sum"])
 def test_sums_and_norms_count_each_sample_and_part_once(group: World, scale: str) -> None:
     case, size = CASES["mlp"], sizes_of(group)[-1]
