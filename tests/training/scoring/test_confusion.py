@@ -39,11 +39,11 @@ def test_it_counts_pairs_of_label_and_guess(classes: int, labels: list[int], see
 
 def test_counts_of_batches_add_up_to_those_of_all() -> None:
     scores, labels = torch.randn(20, 6, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 6
-    parts, whole = torch.zeros(2, 6, 6, dtype=torch.int64)
+    parts, all_at_once = torch.zeros(2, 6, 6, dtype=torch.int64)
     for first, last in ((0, 7), (7, 7), (7, 20)):
         count_confusion(parts, scores[first:last], labels[first:last])
-    count_confusion(whole, scores, labels)
-    assert torch.equal(parts, whole)
+    count_confusion(all_at_once, scores, labels)
+    assert torch.equal(parts, all_at_once)
 
 
 def test_recall_is_of_a_row_and_precision_of_a_column() -> None:
