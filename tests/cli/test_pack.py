@@ -18,7 +18,7 @@ from tests.progress import Run, Watched
 from tests.usage_errors import assert_one_line_error
 
 from unisono.data.pack.index import read_index
-from unisono.data.pack.packing import PackOptions, pack
+from unisono.data.pack.packing import PackOptions, locked, pack
 from unisono.data.sources import find
 from unisono.launch import launch_environment
 
@@ -116,6 +116,26 @@ def test_links_in_a_tar_and_classes_without_samples_are_listed(
             "  skipped data.tar/cat/link.jpg: it is a link, to 000.jpg",
             "  folders without samples, so no classes: bird",
         ]
+
+
+def test_images_of_12_bits_in_16_are_told(in_process: Run, tmp_path: Path) -> None:
+    for name, bits in (("dark", 12), ("light", 16)):
+        (tmp_path / name / "cat").mkdir(parents=True)
+        pixels = np.arange(1 << bits, dtype=np.uint32).reshape(64, -1).astype(np.uint16)
+        Image.fromarray(pixels).save(tmp_path / name / "cat/0.png")
+        done = in_process("pack", name, f"packs/{name}")
+        told = "  almost black, mean 0.03"  # 2,048 of 65,536
+        assert (done.returncode, told in done.stdout) == (0, name == "dark"), done.stdout
+
+
+def test_one_process_packs_at_a_time(in_process: Run, image_samples: Pictures, tmp_path: Path) -> None:
+    image_samples(tmp_path / "data", count=2)
+    with locked(tmp_path / "out"):
+        assert_one_line_error(in_process("pack", "data", "out"), "another process packs into out; wait for it, or")
+    assert_one_line_error(
+        in_process("pack", "data", "out", PMI_SIZE="2", PMI_RANK="0"), "unisono pack is one process, but 2 ranks are"
+    )
+    assert in_process("pack", "data", "out").returncode == 0
 
 
 def test_broken_files_are_skipped_and_listed_and_the_exit_code_is_1(

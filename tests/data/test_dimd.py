@@ -115,6 +115,17 @@ def test_the_crops_of_a_sample_change(on_ranks: OnRanks, numbered: Path) -> None
     on_ranks(1, work)
 
 
+def test_each_draw_of_each_rank_has_other_crops(on_ranks: OnRanks, numbered: Path) -> None:
+    """Ranks that all hold all samples, and draws that are not all of them."""
+
+    def work(world: Any) -> list[torch.Tensor]:
+        with partitioned_load(numbered, world, groups=2, augment="shift") as data:
+            return [data.random_batch(60)[0].clone() for _ in range(2)]
+
+    seen = [crop.numpy().tobytes() for batches in on_ranks(2, work) for batch in batches for crop in batch]
+    assert len(seen) - len(set(seen)) < 10, "of 240 crops of 151 samples, a few are equal by chance"
+
+
 def test_more_samples_than_a_rank_holds_are_refused(on_ranks: OnRanks, numbered: Path) -> None:
     def work(world: Any) -> None:
         with partitioned_load(numbered, world, groups=1) as data:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
+from unisono.cli.ranks import check_one_process
 from unisono.errors import UsageError
 from unisono.formats import parse_bytes
 
@@ -59,6 +61,7 @@ def pack(
         return
     if source is None or out is None:
         raise UsageError("missing SOURCE or OUT: unisono pack SOURCE OUT")
+    check_one_process("pack")
     from unisono.data.kinds.text import TextOptions
     from unisono.data.pack.packing import PackOptions
     from unisono.data.sources import find
@@ -73,8 +76,8 @@ def _pack(parts: Splits, out: Path, options: PackOptions) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from unisono.data.kinds import find_kind
-    from unisono.data.pack.packing import as_texts, pack
+    from unisono.data.kinds import IMAGE, find_kind
+    from unisono.data.pack.packing import as_texts, locked, pack
     from unisono.launch import cores
 
     total_skipped = 0
@@ -82,9 +85,10 @@ def _pack(parts: Splits, out: Path, options: PackOptions) -> int:
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     for name, part in parts.items():
         folder = out / name if name else out
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        with locked(folder), progress:
             task = progress.add_task(str(folder), total=len(part))
-            index = pack(part, folder, options, cores(), lambda: progress.advance(task))  # noqa: B023
+            index = pack(part, folder, options, cores(), partial(progress.advance, task))
         skipped, noun = index.about.skipped, find_kind(part.kind).class_words
         total_skipped += len(skipped)
         console.print(
@@ -92,6 +96,8 @@ def _pack(parts: Splits, out: Path, options: PackOptions) -> int:
             f"{len(index.about.stripes)} stripes",
             markup=False,
         )
+        if part.kind == IMAGE and (mean := max(index.about.mean)) < 1 / 16:
+            console.print(f"  almost black, mean {mean:.3f}: if they have 10 or 12 bits in 16, scale them to 16 first")
         for key, why in skipped[:MAX_LISTED]:
             console.print(f"  skipped {key}: {why}", markup=False)
         if part.others:

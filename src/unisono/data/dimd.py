@@ -17,6 +17,7 @@ ranks are independent, as in DIMD: an epoch may use a sample twice or not at all
 from __future__ import annotations
 
 from collections.abc import Generator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +119,7 @@ class InMemoryPartition(Running):
         self._loader.close()
 
     def _batches(self, samples: int) -> Generator[Batch]:
-        """Yield random batches without end. Crops of a sample change after as many draws as all samples held take."""
+        """Return random batches without end. The crops of each draw of each rank are others."""
         held, rank = self._storage.numbers.astype(np.int64), self._world.rank
-        while True:
-            first = self._draws
-            draws = range(first, first + len(held) // samples)
-            numbers = (random_draw(held, self._seed, rank, draw, samples) for draw in draws)
-            yield from self._loader.batches(numbers, self._seed, first)
+        numbers = (random_draw(held, self._seed, rank, draw, samples) for draw in count(self._draws))
+        return self._loader.batches(numbers, self._seed, count((rank + 1) << 40 | self._draws))

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def is_same_data(left: str, right: str) -> bool:
-    """Return True if two fingerprints are of the same data; that of a pack of an older release lacks its last word.
+    """Return True if two fingerprints are of the same data; that of a pack of an older release lacks its last words.
 
     >>> is_same_data("40 13c62b16, 12 2f471622", "40 13c62b16 00c0ffee, 12 2f471622 0badcafe")
     True
@@ -49,6 +49,17 @@ def is_same_data(left: str, right: str) -> bool:
     left_packs, right_packs = left.split(", "), right.split(", ")
     pairs = [sorted(pair) for pair in zip(left_packs, right_packs, strict=False)]
     return len(left_packs) == len(right_packs) and all(a == b or b.startswith(f"{a} ") for a, b in pairs)
+
+
+def has_other_classes(left: str, right: str) -> bool:
+    """Return True if the training sets of two fingerprints have other classes, or another order of them; those of packs
+    of older releases do not tell.
+
+    >>> has_other_classes("40 13c62b16 00c0ffee 0ddba11s, 12 2f471622", "44 13c62b17 0badcafe 0decade5")
+    True
+    """
+    classes = [each.split(", ")[0].split(" ")[3:4] for each in (left, right)]
+    return all(classes) and classes[0] != classes[1]
 
 
 @dataclass

@@ -21,9 +21,10 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -222,20 +223,23 @@ class Prefetcher(Reader):
         self._spare: list[torch.Tensor] = []
         self._ended: list[torch.Tensor] = []  # last batches of iterators that have ended: spare after the next batch
 
-    def batches(self, wanted: Iterable[Numbers], seed: int | None = None, epoch: int = 0) -> Generator[Batch]:
+    def batches(
+        self, wanted: Iterable[Numbers], seed: int | None = None, epoch: int | Iterator[int] = 0
+    ) -> Generator[Batch]:
         """Yield one batch for each array of sample numbers. A batch's memory is reused after the next batch, be
         it one of the next iterator.
 
-        With a seed, samples are changed at random, as in training; without, they are as in validation.
+        With a seed, samples are changed at random, as in training, by the epoch, of all or of each array; without, they
+        are as in validation.
         Raises DecodeError, naming the sample, if one cannot be decoded. Closing the iterator stops the loading.
         """
         queue: deque[tuple[torch.Tensor, Numbers, list[Future[None]]]] = deque()
-        source = iter(wanted)
+        source, epochs = iter(wanted), repeat(epoch) if isinstance(epoch, int) else epoch
         current: torch.Tensor | None = None
 
         def start_up_to(count: int) -> None:
             while len(queue) < count and (numbers := next(source, None)) is not None:
-                queue.append(self._start(numbers, seed, epoch))
+                queue.append(self._start(numbers, seed, next(epochs)))
 
         try:
             start_up_to(PREFETCHED_BATCHES + 1)

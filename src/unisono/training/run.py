@@ -354,7 +354,7 @@ def make_model(recipe: Recipe, facts: InputFacts, device: torch.device) -> torch
     network = make_network(recipe.model.name, recipe.model.folder, facts.classes, facts.channels)
     model = network.to(device, DTYPES[recipe.model.dtype])
     blank = cast_inputs(facts.blank(1).to(device), DTYPES[recipe.model.dtype])
-    check_fit(model, recipe.model.name, blank, context_of(recipe, device))
+    check_fit(model, recipe.model.name, blank, facts.classes, context_of(recipe, device))
     return model
 
 
@@ -363,19 +363,26 @@ def context_of(recipe: Recipe, device: torch.device) -> StepContext:
     return partial(autocast_to, product_dtype(recipe, device), DTYPES[recipe.model.dtype], device.type)
 
 
-def check_fit(model: torch.nn.Module, name: str, inputs: Tensor, within: StepContext) -> None:
-    """Raise RecipeError where a catalogue network does not take the data; a user's network raises its own errors."""
-    if ":" in name:
-        return
+def check_fit(model: torch.nn.Module, name: str, inputs: Tensor, classes: int, within: StepContext) -> None:
+    """Raise RecipeError where a network has another number of scores than of classes, of texts fewer than of tokens, or
+    one of the catalogue does not take the data; a user's network raises its own errors."""
     try:
         with torch.no_grad(), within():
-            model.eval()(inputs)
+            scores = model.eval()(inputs)
     except (RuntimeError, ValueError) as error:
+        if ":" in name:
+            raise
         shape = " x ".join(map(str, inputs.shape[1:]))
         raise RecipeError(
             f"model.name = {name!r} does not take samples of {shape}, as the data has them ({error}); "
             "see docs/training.md for what each network takes"
         ) from error
+    if not isinstance(scores, Tensor):
+        raise RecipeError(
+            f"model.name = {name!r} returns a {type(scores).__name__} in evaluation, not a tensor of scores"
+        )
+    if scores.shape[-1] < classes or (scores.dim() == 2 and scores.shape[-1] > classes):
+        raise RecipeError(f"model.name = {name!r} has {scores.shape[-1]} scores, but the data have {classes} classes")
 
 
 def choose_layers(recipe: Recipe, world: World, feed: InputFacts, rule: BaseRule, device: torch.device) -> PlanChoice:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from unisono.data.feed import is_same_data
+from unisono.data.feed import has_other_classes, is_same_data
 from unisono.errors import CheckpointError, RecipeError
 from unisono.processor import HOST
 from unisono.reducer.made_on import check_alike, code_of, difference_of_ranks, made_on, refuse, unlike
@@ -234,6 +234,11 @@ def check_change(before: Recipe, now: Recipe, point: RunPoint, data: str) -> Non
         raise RecipeError(
             f"optimizer.name = {now.optimizer.name!r}, but the run has the state of {before.optimizer.name!r}; "
             "a new run can have another"
+        )
+    if has_other_classes(point.data, data):
+        raise RecipeError(
+            "the run was trained on other classes than the data have now, or in another order; pack them with "
+            "the run's classes, or begin a new run"
         )
     if point.done and not is_same_data(point.data, data):
         raise RecipeError(

@@ -12,7 +12,7 @@ from PIL import Image, features
 
 from unisono.data.kinds import image_transform
 from unisono.data.kinds.image import Box, ImageHeader, middle
-from unisono.data.kinds.image_codec import decode_image, pixels_of, upright
+from unisono.data.kinds.image_codec import decode_image, encode_image, pixels_of, upright
 from unisono.data.kinds.image_transform import ImageDecoder, RawDecoder
 from unisono.errors import DecodeError
 
@@ -150,6 +150,14 @@ def test_of_16_bits_the_upper_8_are_taken(encode: Encode) -> None:
     picture = Image.fromarray(np.array([[0, 255, 256, 32768, 65535]], np.uint16))
     for kind in ("PNG", "TIFF", "PPM"):
         assert pixels_of(decode_image(encode(picture, kind)), "L").ravel().tolist() == [0, 0, 1, 128, 255], kind
+
+
+def test_16_bits_with_the_upper_byte_first_are_grey(encode: Encode) -> None:
+    values = np.array([[0, 255, 256, 32768, 65535]], ">u2")
+    file = encode(Image.frombytes("I;16B", (5, 1), values.tobytes()), "TIFF")
+    assert decode_image(file).mode == "I;16B"
+    packed = decode_image(encode_image(file, 0, 100))
+    assert (packed.mode, np.asarray(packed)[0, -1]) == ("L", 255)
 
 
 def test_of_16_bits_with_a_value_that_shines_through_the_upper_8_are_taken(encode: Encode) -> None:

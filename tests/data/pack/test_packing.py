@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unisono.data.feed import has_other_classes
 from unisono.data.kinds import AUDIO, IMAGE, RAW
 from unisono.data.pack import packing
 from unisono.data.pack.index import Index, describe, read_index
@@ -443,6 +444,7 @@ def test_a_fingerprint_of_the_samples_sees_their_content_and_what_they_are(tmp_p
         made("classes", replace(SOUNDS, classes=("no", "maybe"))),
     ]
     assert len({own, *others}) == 3
+    assert [has_other_classes(own, each) for each in others] == [False, True]
     old = read_index(tmp_path / "own")
     old = replace(old, about=replace(old.about, content=""))
     assert all(each.startswith(f"{old.fingerprint} ") for each in (own, *others)), "states of older releases are known"

@@ -262,10 +262,15 @@ def test_samples_that_are_mere_paths_are_refused_with_their_number(tmp_path: Pat
         find(write(tmp_path / "a.arrow", content))
 
 
-@pytest.mark.parametrize("labels", [[0, None, 1], ["a", None, "b"]])
+@pytest.mark.parametrize("labels", [[0, None, 1], ["a", None, "b"], [0.0, float("nan"), 1.0]])
 def test_labels_that_are_missing_are_refused_with_their_number(tmp_path: Path, labels: list[Any]) -> None:
     with pytest.raises(PackError, match="1 of 3 samples have no label"):
         find(write(tmp_path / "a.arrow", table(labels=labels)))
+
+
+def test_several_labels_a_sample_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PackError, match=r"'label' has several labels a sample \(list.*\); keep one, a"):
+        find(write(tmp_path / "a.arrow", table(labels=[[0, 1], [2], [0, 1]])))
 
 
 @pytest.mark.parametrize("labels", [[-1, 2, -1], [0, 3, -1]])

@@ -31,15 +31,19 @@ def test_it_counts_pairs_of_label_and_guess(classes: int, labels: list[int], see
     expected = np.zeros((classes, classes), np.int64)
     for row, label in zip(scores, right.tolist(), strict=True):
         expected[label, int(row.topk(min(5, classes)).indices[0])] += 1
-    confusion = count_confusion(scores, right)
+    confusion = torch.zeros(classes, classes, dtype=torch.int64)
+    count_confusion(confusion, scores, right)
     assert np.array_equal(confusion.numpy(), expected)
     assert int(confusion.diagonal().sum()) == int(count(scores, right)[0])
 
 
 def test_counts_of_batches_add_up_to_those_of_all() -> None:
     scores, labels = torch.randn(20, 6, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 6
-    parts = [count_confusion(scores[first:last], labels[first:last]) for first, last in ((0, 7), (7, 7), (7, 20))]
-    assert torch.equal(sum(parts), count_confusion(scores, labels))
+    parts, all_at_once = torch.zeros(2, 6, 6, dtype=torch.int64)
+    for first, last in ((0, 7), (7, 7), (7, 20)):
+        count_confusion(parts, scores[first:last], labels[first:last])
+    count_confusion(all_at_once, scores, labels)
+    assert torch.equal(parts, all_at_once)
 
 
 def test_recall_is_of_a_row_and_precision_of_a_column() -> None:

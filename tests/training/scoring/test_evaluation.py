@@ -14,6 +14,7 @@ from unisono.training.measures import finite
 from unisono.training.scoring.evaluation import (
     BATCH_SIZES,
     CONFUSION,
+    MAX_MATRIX,
     MAX_PASSES,
     MIN_PASSES,
     BatchThroughput,
@@ -92,6 +93,16 @@ def test_data_has_each_class_and_the_confusion() -> None:
     ]
     assert data["confusion"] == [[3, 1, 0], [2, 2, 0], [0, 0, 0]]
     assert list(data) == ["samples", "loss", "top1", "top5", "classes", "confusion", "throughput"]
+
+
+def test_of_many_classes_data_have_the_cells_that_are_not_0() -> None:
+    confusion = np.diag(np.full(MAX_MATRIX + 1, 2))
+    confusion[3, 7] = 1
+    many = replace(OF_CLASSES, classes=tuple(map(str, range(len(confusion)))), confusion=confusion)
+    data = json.loads(json.dumps(many.as_data()))
+    assert "confusion" not in data
+    assert data["confusion_cells"][2:6] == [[2, 2, 2], [3, 3, 2], [3, 7, 1], [4, 4, 2]]
+    assert ("mistake", "3 as 7: 1") in list(many.rows())
 
 
 def test_throughput_is_by_batch_size() -> None:

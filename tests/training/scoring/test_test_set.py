@@ -15,11 +15,12 @@ from unisono.data.kinds import RAW, TEXT
 from unisono.data.kinds.text import ByteTokenizer
 from unisono.data.loading import PROCESSOR, Batch
 from unisono.data.options import DataOptions
+from unisono.data.pack.index import read_index
 from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import Source
 from unisono.errors import PackError, UsageError
 from unisono.training.recipe import Recipe, parse_recipe
-from unisono.training.scoring.evaluate import open_test_set, read_both
+from unisono.training.scoring.evaluate import compare_training_set, open_test_set, read_both
 
 SHARE = CoreShare((0,), 1, False)
 
@@ -116,6 +117,17 @@ def test_a_folder_is_a_pack_with_a_test_set_or_the_set_itself(packs: Path) -> No
 def test_differing_classes_are_named(packs: Path) -> None:
     with pytest.raises(PackError, match="it lacks dog; it adds owl; pack samples of the same classes"):
         read_both(packs / "own", packs / "strange")
+
+
+def test_a_training_set_that_was_packed_again_is_told_and_one_of_other_classes_refused(packs: Path) -> None:
+    trained = read_index(packs / "own" / "train").fingerprint
+    assert compare_training_set(trained, packs / "own") == compare_training_set(trained[:10], packs / "own") == []
+    packed(packs / "more" / "train", ("cat", "dog"), 10, 0)
+    (line,) = compare_training_set(trained, packs / "more")
+    assert line.startswith(f"the run was trained on other data ({trained}) than ")
+    packed(packs / "renamed" / "train", ("cow", "dog"), 9, 0)
+    with pytest.raises(PackError, match=r"renamed/train has other classes than .* or in another order; put its pack"):
+        compare_training_set(trained, packs / "renamed")
 
 
 def packed_texts(folder: Path, windows: int) -> None:

@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +68,26 @@ def test_another_recipe_is_refused(planned: Plan) -> None:
     given = plan_given(Path("digits"), ["rule.every=1,4"], 3, Path("sweep"))
     with pytest.raises(UsageError, match=r"holds a sweep of another recipe \(ranks = 2, not 3\)"):
         check_same(planned("rule.every=1,4"), given)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        ({"fc": "column"}, {}, "parallel.layers.fc = 'column', not None"),
+        ({}, "auto", "parallel.layers = None, not 'auto'"),
+        ("auto", {}, "parallel.layers = 'auto', not None"),
+    ],
+)
+def test_other_layers_are_another_recipe(planned: Plan, old: Any, new: Any, error: str) -> None:
+    def split(layers: Any) -> Sweep:
+        sweep = planned("rule.every=1,4")
+        recipes = {
+            name: replace(each, parallel=replace(each.parallel, layers=layers)) for name, each in sweep.recipes.items()
+        }
+        return replace(sweep, recipes=recipes)
+
+    with pytest.raises(UsageError, match=re.escape(error)):
+        check_same(split(old), split(new))
 
 
 def test_a_run_without_its_sweep_is_left_alone(planned: Plan) -> None:

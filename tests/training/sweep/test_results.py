@@ -134,6 +134,12 @@ def test_json_has_typed_values_and_shares(planned: Plan) -> None:
     assert content["seeds"][1]["std"] is None
 
 
+def test_a_table_is_a_value_of_a_sweep(planned: Plan) -> None:
+    sweep = planned("parallel.layers={},auto")
+    content = json.loads(to_json(sweep, results_of(sweep, {})))
+    assert [run["values"] for run in content["runs"]] == [{"parallel.layers": {}}, {"parallel.layers": "auto"}]
+
+
 def test_texts_have_columns_of_perplexity(planned: Plan) -> None:
     sweep = planned("optimizer.learning_rate=0.1,0.2", "training.seed=0,1")
     ended = [

@@ -21,7 +21,10 @@ from unisono.errors import DecodeError
 Pixels = NDArray[np.uint8]
 """Pixels of an image: height x width x channels."""
 
-GREY_MODES = {"L", "1", "I", "I;16"}
+WIDE_MODES = {"I", "I;16", "I;16L", "I;16B"}
+"""Pillow's modes of grey images of 16 bits."""
+
+GREY_MODES = {"L", "1", *WIDE_MODES}
 """Pillow's modes of grey images."""
 
 DAMAGE_ERRORS = (
@@ -60,7 +63,7 @@ def _is_rotated(image: Image.Image) -> bool:
 
 def pixels_of(image: Image.Image, mode: str) -> Pixels:
     """Return the pixels in RGB ("RGB") or grey ("L"), uint8; transparent images are laid on white."""
-    if image.mode in ("I;16", "I;16B", "I"):
+    if image.mode in WIDE_MODES:
         numbers = np.asarray(image).astype(np.uint32)
         clear = numbers == image.info.get("transparency", -1)
         image = Image.fromarray(np.where(clear, 255, numbers >> 8).clip(0, 255).astype(np.uint8))

@@ -93,10 +93,10 @@ class Index:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the samples: their number, lengths and labels; then content, classes, kind and shape."""
+        """Fingerprint of the samples: their number, lengths and labels; content, classes, kind and shape; classes."""
         about, samples = self.about, f"{len(self)} {_crc([self.length, self.label]):08x}"
-        description = json.dumps([about.content, about.classes, about.kind, about.shape])
-        return f"{samples} {crc32(description.encode()):08x}" if about.content else samples
+        facts = [about.content, about.classes, about.kind, about.shape], about.classes
+        return " ".join([samples, *(f"{crc32(json.dumps(each).encode()):08x}" for each in facts if about.content)])
 
     @property
     def nbytes(self) -> int:

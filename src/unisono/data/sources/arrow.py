@@ -61,6 +61,10 @@ def _read(files: list[Path], where: Path) -> Source:
     label = next((name for name in LABELS if name in table.schema.names), None)
     if column is None or label is None:
         raise PackError(f"{where} has the columns {', '.join(table.schema.names)}; one of bytes and a label are needed")
+    if pa.types.is_nested(table[label].type):
+        raise PackError(
+            f"{where}: {label!r} has several labels a sample ({table[label].type}); keep one, a number or a name"
+        )
     samples = table[column]
     if pa.types.is_struct(samples.type):
         samples = compute.struct_field(samples, "bytes")
@@ -86,7 +90,7 @@ def _read(files: list[Path], where: Path) -> Source:
         missing = int((labels < 0).sum())
     else:
         classes, labels = number_classes([str(value) for value in table[label].to_pylist()])
-        missing = table[label].null_count
+        missing = compute.is_null(table[label], nan_is_null=True).to_pylist().count(True)
     if missing:
         raise PackError(
             f"{where}: {missing} of {len(labels)} samples have no label; pack the splits that have labels one by one"

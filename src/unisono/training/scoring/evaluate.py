@@ -27,13 +27,13 @@ from unisono.binding import CoreShare
 from unisono.compute.convolution_plan import ConvolutionPlan, Times, machine, read_plan
 from unisono.compute.prepare import StepContext, prepare
 from unisono.data.builtin import BUILTIN_DATASETS, RowReader
-from unisono.data.feed import check_alike
+from unisono.data.feed import check_alike, has_other_classes, is_same_data
 from unisono.data.kinds import make_transform
 from unisono.data.loading import Batch, InputFacts, Prefetcher, Reader, cast_inputs, to_device
 from unisono.data.options import DataOptions
 from unisono.data.pack import INDEX, TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
 from unisono.device import module_of
-from unisono.errors import CheckpointError, UsageError
+from unisono.errors import CheckpointError, PackError, UsageError
 from unisono.files import naming_os_errors, write_atomically
 from unisono.models import user_network
 from unisono.processor import HOST, processor
@@ -136,7 +136,7 @@ def sum_scores(
         counts += count(scores, targets)
         if confusion is not None:
             confusion = confusion.to(scores.device)
-            confusion += count_confusion(scores, targets)
+            count_confusion(confusion, scores, targets)
     return counts.cpu(), None if confusion is None else confusion.cpu()
 
 
@@ -170,12 +170,12 @@ class SavedRun:
     timings: dict[str, Times]
     """Timings of convolution algorithms that the run chose by; empty if they are of another machine."""
     notes: tuple[str, ...]
-    """Lines to report: damaged checkpoints, code of the user."""
+    """Lines to report: damaged checkpoints, code of the user, other data."""
 
 
 def read_run(folder: Path) -> SavedRun:
     """Return the saved state of the run in `folder`, which is not changed. Raises UsageError where it holds no run,
-    CheckpointError where it has no complete checkpoint or one cannot be read."""
+    CheckpointError where it has no complete checkpoint or one cannot be read, PackError as `compare_training_set`."""
     recipe = run_directory.past_recipe(folder)
     checkpoints = folder / run_directory.CHECKPOINTS
     if not checkpoint_names(checkpoints):
@@ -188,8 +188,26 @@ def read_run(folder: Path) -> SavedRun:
     network = user_network(recipe.model.name, recipe.model.folder)
     if is_user_function(network.name):
         notes.append(f"the run imports user code: {network.where()}")
+    if recipe.data.pack and (trained := str(checkpoint.progress.get("data", "")).split(", ")[0]):
+        notes += compare_training_set(trained, Path(recipe.data.pack))
     timings = read_plan(folder / run_directory.CONVOLUTIONS, machine(processor().name))
     return SavedRun(folder, recipe, checkpoint.step, checkpoint.weights, timings, tuple(notes))
+
+
+def compare_training_set(trained: str, pack: Path) -> list[str]:
+    """Return a line where the training set of a pack is not that of the fingerprint `trained`, by which numbers are
+    normalised. Raises PackError where its classes are others, or in another order: names would be wrong."""
+    check_installed()
+    from unisono.data.pack.index import read_index  # noqa: PLC0415  of the extra `data`
+
+    train = read_index(split_folder(pack, TRAIN_SPLITS))
+    if is_same_data(trained, now := train.fingerprint):
+        return []
+    if has_other_classes(trained, now):
+        raise PackError(
+            f"{train.folder} has other classes than the run was trained on, or in another order; put its pack there"
+        )
+    return [f"the run was trained on other data ({trained}) than {train.folder} has now ({now})"]
 
 
 def load_network(run: SavedRun, facts: InputFacts, device: torch.device) -> torch.nn.Module:

@@ -79,6 +79,9 @@ MISTAKES_SHOWN = 3
 MAX_CLASSES = 30
 """Largest number of classes that are all drawn."""
 
+MAX_MATRIX = 2_000
+"""Largest number of classes whose confusion is data as a whole; of more, as the cells that are not 0."""
+
 MAX_NAME = 24
 """Largest number of characters of a name in the picture; longer ones are cut."""
 
@@ -164,7 +167,9 @@ class Evaluation:
         rows = zip(self.classes, counts.sum(axis=1).tolist(), recalls(counts), recalls(counts.T), strict=True)
         names = "class", "samples", "recall", "precision"
         classes = [dict(zip(names, row, strict=True)) for row in rows]
-        return {**data, "classes": classes, "confusion": counts.tolist(), "throughput": speeds}
+        whole = len(counts) <= MAX_MATRIX
+        confusion = {"confusion": counts.tolist()} if whole else {"confusion_cells": cells_of(counts)}
+        return {**data, "classes": classes, **confusion, "throughput": speeds}
 
     def rows(self) -> Iterator[tuple[str, str]]:
         """Yield the rows of the table: a name, and its value in words."""
@@ -206,14 +211,13 @@ class Evaluation:
 # Confusion -----------------------------------------------------------------------------------------------------------
 
 
-def count_confusion(scores: Tensor, labels: Tensor) -> Tensor:
-    """Return int64 counts of (label, guess), (classes, classes), to be summed over batches and ranks.
+def count_confusion(confusion: Tensor, scores: Tensor, labels: Tensor) -> None:
+    """Add a batch to int64 counts of (label, guess), (classes, classes), which are then summed over ranks.
 
     `scores` is (samples, classes), `labels` is (samples,). The guess is that of `accuracy.count`.
     """
-    classes = scores.shape[1]
-    pairs = labels * classes + guesses(scores)[:, 0]
-    return torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
+    pairs = labels * scores.shape[1] + guesses(scores)[:, 0]
+    confusion.view(-1).index_add_(0, pairs, torch.ones_like(pairs))
 
 
 def recalls(counts: Counts) -> list[float | None]:
@@ -225,15 +229,17 @@ def recalls(counts: Counts) -> list[float | None]:
     return [right / samples if samples else None for right, samples in pairs]
 
 
+def cells_of(counts: Counts) -> list[tuple[int, int, int]]:
+    """Return label, guess and number of samples of each pair that occurs, in order."""
+    labels, guessed = np.nonzero(counts)
+    return list(zip(labels.tolist(), guessed.tolist(), counts[labels, guessed].tolist(), strict=True))
+
+
 def most_frequent_mistakes(counts: Counts, most: int) -> list[tuple[int, int, int]]:
     """Return label, guess and number of samples of the `most` most frequent mistakes, of equal ones those of the first
     classes first."""
-    off = counts.copy()
-    np.fill_diagonal(off, 0)
-    order = np.argsort(-off, axis=None, kind="stable")[:most]
-    labels, wrong = np.unravel_index(order, off.shape)
-    pairs = zip(labels.tolist(), wrong.tolist(), strict=True)
-    return [(label, guess, int(off[label, guess])) for label, guess in pairs if off[label, guess]]
+    mistakes = [cell for cell in cells_of(counts) if cell[0] != cell[1]]
+    return sorted(mistakes, key=lambda cell: -cell[2])[:most]
 
 
 def classes_drawn(counts: Counts) -> list[int]:

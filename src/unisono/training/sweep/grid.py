@@ -254,5 +254,6 @@ def check_same(stored: Sweep, given: Sweep) -> None:
         raise UsageError(f"{stored.folder} holds a sweep over {stored.grid}, not {given.grid}; {remedy}")
     for name, recipe in given.recipes.items():
         old, new = flat(to_dict(stored.recipes[name])), flat(to_dict(recipe))
-        if changed := [f"{key} = {old[key]!r}, not {new[key]!r}" for key in new if old[key] != new[key]]:
+        changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+        if changed := [f"{key} = {old.get(key)!r}, not {new.get(key)!r}" for key in changed]:
             raise UsageError(f"{stored.folder} holds a sweep of another recipe ({'; '.join(changed)}); {remedy}")

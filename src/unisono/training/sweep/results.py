@@ -14,10 +14,11 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from typing import Any, NamedTuple
 
 from unisono.formats import format_duration, markdown_table
-from unisono.tables import flat
 from unisono.training.measures import ACCURACY, Curve, Measure, curve_of, finite, measure_of
 from unisono.training.recipe import to_dict
 from unisono.training.run_directory import read_metrics
@@ -117,8 +118,8 @@ def to_json(sweep: Sweep, results: Sequence[RunResult]) -> str:
     best, measure, grid = best_of(results), shared_measure(results), sweep.grid
     runs = list[dict[str, Any]]()
     for result in results:
-        settings = flat(to_dict(sweep.recipes[result.point.name]))
-        values = {axis.key: settings[axis.key] for axis in grid.axes}
+        settings = to_dict(sweep.recipes[result.point.name])
+        values = {axis.key: reduce(getitem, axis.key.split("."), settings) for axis in grid.axes}
         runs.append({"name": result.point.name, "values": values, **result.outcome._asdict()})
         if (curve := result.curve) is not None:
             runs[-1] |= {
