@@ -42,7 +42,7 @@ from unisono.launch import available_cores
 from unisono.models import make_network
 from unisono.optimizers import make_optimizer
 from unisono.plan.layer_plan import AUTO
-from unisono.plan.planned_run import MAX_DECODING_THREADS
+from unisono.plan.loading import MAX_DECODING_THREADS
 from unisono.plan.split import describe_borders
 from unisono.processor import HOST, processor
 from unisono.rules import BaseRule
