@@ -86,8 +86,8 @@ def test_samples_in_memory_are_shared_by_ranks() -> None:
 
 def test_a_streamed_part_in_memory_is_not_read_and_buffers_are_in_memory() -> None:
     streamed = SampleFacts(nbytes=10, from_disk=True, cached=0.25, buffers=800)
-    whole, rest = (loading_of(MACHINE, facts, 64, 1).reading for facts in (streamed._replace(cached=0.0), streamed))
-    assert rest == pytest.approx(0.75 * whole)
+    all_read, rest = (loading_of(MACHINE, facts, 64, 1).reading for facts in (streamed._replace(cached=0.0), streamed))
+    assert rest == pytest.approx(0.75 * all_read)
     assert held_bytes(streamed, 1000, nodes=4, ranks=8) == (800 + 4 * 2500) / 8
     assert held_bytes(streamed, 60, nodes=4, ranks=8) == (600 + 4 * 150) / 8  # no more than there are
     assert held_bytes(streamed, None, nodes=4, ranks=8) == 0

@@ -248,8 +248,8 @@ def test_ranks_of_a_node_share_its_computing_and_its_memory() -> None:
 def test_each_accelerator_updates_all_weights() -> None:
     """A rank that stands for several has all of these to update."""
     node = replace(MACHINE.node, accelerators=4, device_bandwidth=1e11)
-    one, four, eight = (update_seconds(on(replace(MACHINE, node=node), ranks_per_node=each)) for each in (1, 4, 8))
-    assert one == four == pytest.approx(eight / 2)
+    single, four, eight = (update_seconds(on(replace(MACHINE, node=node), ranks_per_node=each)) for each in (1, 4, 8))
+    assert single == four == pytest.approx(eight / 2)
 
 
 def test_the_interval_is_that_of_measured_runs() -> None:

@@ -204,8 +204,8 @@ def _pass_back(outputs: Any, model: nn.Module) -> None:
     if reached := [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]:
         torch.autograd.backward(reached, [torch.ones_like(tensor) for tensor in reached])
     elif any(parameter.requires_grad for parameter in model.parameters()):
-        found = f"{type(model).__name__} returned a {type(outputs).__name__} without a tensor that needs a gradient"
-        raise UsageError(f"{found}: return one, alone or in tuples, lists or mappings")
+        returned = f"{type(model).__name__} returned a {type(outputs).__name__} without a tensor that needs a gradient"
+        raise UsageError(f"{returned}: return one, alone or in tuples, lists or mappings")
 
 
 def _trace(shadow: nn.Module, inputs: Sequence[Any], within: Any) -> Trace:
