@@ -29,8 +29,9 @@ from unisono.data.kinds import RAW
 from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import Source
 from unisono.launch import find_mpiexec
+from unisono.plan.loading import SampleFacts
 from unisono.plan.machines import MachineFacts, find_machine
-from unisono.plan.planned_run import PlannedRun, SampleFacts
+from unisono.plan.planned_run import PlannedRun
 from unisono.plan.run_plan import predict_run
 
 RUNS, RANKS, SAMPLES, SIDE, BUFFER_MEGABYTES = 8, 2, 1_500, 300, 16

@@ -198,6 +198,8 @@ def test_rows_within_a_node_are_its_cost_and_no_other_nodes() -> None:
     rows = (row(1, 1 << 20, 0.01, ranks=4), row(1, 2 << 20, 0.02, ranks=4))
     known = replace(MACHINE, collectives=rows)
     assert exchange_cost(known, 1, 4).cost.seconds(1 << 20) == pytest.approx(0.01)
+    for wire, algorithm in (("bfloat16", "auto"), ("exact", "auto"), (None, "library"), (None, "direct")):
+        assert exchange_cost(known, 1, 4, wire, algorithm=algorithm).cost == exchange_cost(known, 1, 4).cost
     assert exchange_cost(known, 1, 2) == exchange_cost(MACHINE, 1, 2)
     assert exchange_cost(known, 4, 1) == exchange_cost(MACHINE, 4, 1)
 

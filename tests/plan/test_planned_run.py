@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
+from unisono.data.order import share
 from unisono.errors import UsageError
+from unisono.plan.loading import SampleFacts
 from unisono.plan.machines import (
     DecodingFacts,
-    DiskFacts,
     EfficiencyFacts,
     MachineFacts,
     NetworkRow,
@@ -22,95 +21,38 @@ from unisono.plan.machines import (
     ProductRow,
 )
 from unisono.plan.planned_run import (
-    MAX_DECODING_THREADS,
-    Loading,
     PlannedRun,
     RankMemory,
-    SampleFacts,
     at_rate_of,
     computing_of,
-    held_bytes,
-    least_step,
-    loading_of,
     nearest_product,
     numbers_kept,
     product_seconds,
     rank_memory,
     shape_of_product,
-    unknown_rates,
 )
 from unisono.plan.trace import TracedLayer, trace
 from unisono.rules import BSP, DiLoCo, Exchange, LocalSGD, Sharded
-
-MACHINE = MachineFacts(
-    "example", NodeFacts(cores=8, accelerators=1), disk=DiskFacts(200e6), decoding=DecodingFacts(40e6)
-)
-SAMPLES = SampleFacts(nbytes=1e5, pixels=1e5, from_disk=True)
-
-
-def test_the_worked_example() -> None:
-    loading = loading_of(MACHINE, SAMPLES, 64, 1)
-    assert loading == pytest.approx((0.032, 0.020, 0.0))
-    assert least_step(0.015, 0.0, loading) == pytest.approx(0.032)
-    memory = loading_of(MACHINE, SAMPLES._replace(from_disk=False), 64, 1)
-    assert least_step(0.015, 0.0, memory) == pytest.approx(0.020)
-    cores = loading_of(replace(MACHINE, node=NodeFacts(cores=8)), SAMPLES, 64, 1)
-    assert cores.in_turn == pytest.approx(0.020)
-    assert least_step(0.012, 0.0, cores) == pytest.approx(0.032)
-
-
-def test_ranks_have_their_threads_and_a_node_its_cores() -> None:
-    wide = replace(MACHINE, node=NodeFacts(cores=40, accelerators=4))
-    alone, four, eight = (loading_of(wide, SAMPLES, 64, ranks).decoding for ranks in (1, 4, 8))
-    assert alone / four == pytest.approx(32 / MAX_DECODING_THREADS)
-    assert alone / eight == pytest.approx(40 / MAX_DECODING_THREADS)
-    assert loading_of(wide, SAMPLES._replace(threads=2), 64, 1).decoding == pytest.approx(4 * alone)
-
-
-@given(st.floats(0, 10), st.floats(0, 10), st.floats(0, 10), st.floats(0, 10), st.floats(0, 10))
-def test_a_step_waits_for_the_latest(computing: float, update: float, read: float, decode: float, turn: float) -> None:
-    step = least_step(computing, update, Loading(read, decode, turn))
-    assert step == max(computing + update + turn, read, decode)
-    assert least_step(computing, update, Loading()) == computing + update
-
-
-@pytest.mark.parametrize(
-    ("machine", "samples", "patterns"),
-    [
-        (MACHINE, SAMPLES, []),
-        (MACHINE, SampleFacts(), ["--set samples.pixels=N"]),
-        (replace(MACHINE, decoding=DecodingFacts()), SAMPLES, ["decoding takes no time here: .* no decoding.pixels"]),
-        (replace(MACHINE, node=NodeFacts()), SAMPLES, ["decoding takes no time here: .* no node.cores"]),
-        (replace(MACHINE, disk=DiskFacts()), SAMPLES, ["reading takes no time here: .* no disk.bandwidth"]),
-        (replace(MACHINE, disk=DiskFacts()), SAMPLES._replace(from_disk=False), []),
-        (MACHINE, SAMPLES._replace(nbytes=0), ["--set samples.bytes=N"]),
-    ],
-)
-def test_what_is_not_known_takes_no_time_and_is_said(
-    machine: MachineFacts, samples: SampleFacts, patterns: list[str]
-) -> None:
-    lines = unknown_rates(machine, samples)
-    assert len(lines) == len(patterns)
-    for line, part in zip(lines, patterns, strict=True):
-        assert re.search(part, line)
-    loading = loading_of(machine, samples, 64, 1)
-    assert (loading.decoding == 0) == (not samples.pixels or any("decoding" in line for line in lines))
-
-
-def test_samples_in_memory_are_shared_by_ranks() -> None:
-    facts = SampleFacts(nbytes=10)
-    assert held_bytes(facts, 1000, nodes=4, ranks=8) == 1250
-    assert held_bytes(facts._replace(copies=2), 1000, nodes=4, ranks=8) == 2500
-    assert held_bytes(facts._replace(copies=0), 1000, nodes=4, ranks=8) == 5000  # one in each node
-    assert held_bytes(facts._replace(from_disk=True), 1000, nodes=4, ranks=8) == 0
-    assert held_bytes(facts, None, nodes=4, ranks=8) == 0
-
 
 LAYERS = [
     TracedLayer("0", "Linear", parameter_bytes=100, gradient_bytes=100, activation_bytes=60),
     TracedLayer("1", "ReLU", activation_bytes=40),
 ]
 RUN = PlannedRun(MachineFacts("example"), LAYERS, 2, BSP(), 32, 4, kept=2.0)
+
+
+@pytest.mark.parametrize(
+    ("virtual", "nodes", "ranks_per_node"), [(0, 8, 1), (9, 8, 1), (12, 4, 2), (3, 2, 1), (5, 2, 2), (16, 3, 3)]
+)
+def test_the_slowest_rank_has_the_largest_share(virtual: int, nodes: int, ranks_per_node: int) -> None:
+    batch = 12 * (virtual or 7)
+    machine = MachineFacts("example", NodeFacts(cores=1), decoding=DecodingFacts(1.0))
+    run = replace(RUN, minibatch=batch, nodes=nodes, ranks_per_node=ranks_per_node, virtual_ranks=virtual)
+    shares = [len(share(np.arange(batch), batch, 0, rank, run.ranks, virtual)) for rank in range(run.ranks)]
+    assert run.samples_of_rank == max(shares)
+    loading = replace(run, machine=machine, samples=SampleFacts(pixels=1.0)).loading
+    most = max(sum(shares[first : first + ranks_per_node]) for first in range(0, run.ranks, ranks_per_node))
+    assert loading.decoding == pytest.approx(most)
 
 
 def test_the_worked_example_of_memory() -> None:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tests.plan.test_run_report import FOUR
 
 from unisono.plan.choose import PredictionInputs, Setting, predicted
+from unisono.plan.loading import SampleFacts
 from unisono.plan.machines import DecodingFacts, DiskFacts, LinkFacts, MachineFacts, NodeFacts
-from unisono.plan.planned_run import PlannedRun, RankMemory, SampleFacts
+from unisono.plan.planned_run import PlannedRun, RankMemory
 from unisono.plan.run_plan import RunPlan, bottleneck, epoch_seconds, lacking_memory, row_of, slow_link
 from unisono.rules import BSP
 from unisono.step.costs import Computing, Cost

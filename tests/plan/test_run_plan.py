@@ -22,6 +22,7 @@ from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import PredictionInputs, candidates, layout_of
 from unisono.plan.collective_costs import exchange_cost
 from unisono.plan.layer_plan import COLUMN, ROW, Split, make_plan
+from unisono.plan.loading import SampleFacts
 from unisono.plan.machines import (
     CollectiveRow,
     DecodingFacts,
@@ -32,7 +33,7 @@ from unisono.plan.machines import (
     NodeFacts,
     changed_machine,
 )
-from unisono.plan.planned_run import PlannedRun, SampleFacts, computing_of, memory_with
+from unisono.plan.planned_run import PlannedRun, computing_of, memory_with
 from unisono.plan.run_plan import (
     INTERVAL_ERROR,
     INTERVAL_SHARE,
@@ -242,6 +243,13 @@ def test_ranks_of_a_node_share_its_computing_and_its_memory() -> None:
     assert four.samples == single.samples / 4
     assert four.computing == pytest.approx(single.computing)
     assert four.schedule.startswith("hierarchical")
+
+
+def test_each_accelerator_updates_all_weights() -> None:
+    """A rank that stands for several has all of these to update."""
+    node = replace(MACHINE.node, accelerators=4, device_bandwidth=1e11)
+    single, four, eight = (update_seconds(on(replace(MACHINE, node=node), ranks_per_node=each)) for each in (1, 4, 8))
+    assert single == four == pytest.approx(eight / 2)
 
 
 def test_the_interval_is_that_of_measured_runs() -> None:

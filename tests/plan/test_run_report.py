@@ -12,8 +12,9 @@ from tests.plan.test_split import SLOW, cd_dnn, inputs, layer_of
 from unisono.compute.convolution_plan import AUTOTUNE_REPETITIONS
 from unisono.plan.choose import BUCKET_VARIANTS, overlaps_of
 from unisono.plan.layer_plan import make_plan
+from unisono.plan.loading import SampleFacts, unknown_rates
 from unisono.plan.machines import DiskFacts, EfficiencyFacts, LinkFacts, MachineFacts, NetworkRow, NodeFacts
-from unisono.plan.planned_run import PlannedRun, RankMemory, SampleFacts, unknown_rates
+from unisono.plan.planned_run import PlannedRun, RankMemory
 from unisono.plan.run_plan import RunPlan
 from unisono.plan.run_report import (
     AUTOTUNE_CALLS,
@@ -331,6 +332,12 @@ def test_checkpoints_within_an_epoch_count() -> None:
     for every, count in ((0, 1), (59, 2), (60, 1), (20, 3), (1, 60)):
         run = replace(JOB, epochs=1, checkpoint_every=every)
         assert job_seconds(run, FOUR).checkpoints == pytest.approx(count * each)
+
+
+def test_checkpoints_by_the_clock_count() -> None:
+    by_clock = replace(JOB, checkpoint_minutes=2)
+    assert job_seconds(by_clock, FOUR).checkpoints == pytest.approx(200 + 2 * 2)  # 339 s of steps
+    assert job_seconds(by_clock, FOUR).steps == job_seconds(JOB, FOUR).steps
 
 
 def test_a_checkpoint_has_the_state_of_each_rank_where_they_differ_which_passes_the_links() -> None:

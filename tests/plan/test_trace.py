@@ -7,7 +7,7 @@ import random
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from unisono.errors import UsageError
@@ -251,6 +252,37 @@ class Outer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.inner(x)  # type: ignore[no-any-return]
+
+
+@dataclass
+class Wrapped:
+    logits: Tensor
+
+
+def test_a_model_whose_outputs_have_no_gradient_is_refused() -> None:
+    class Wrapping(nn.Linear):
+        def forward(self, x: Tensor) -> Wrapped:  # type: ignore[override]
+            return Wrapped(super().forward(x))
+
+    example = torch.ones(2, 3)
+    for values in (False, True):
+        with pytest.raises(UsageError, match="Wrapping returned a Wrapped without a tensor that needs a gradient: ret"):
+            trace_values(Wrapping(3, 3), [example], nullcontext()) if values else trace(Wrapping(3, 3), example)
+    assert trace(Wrapping(3, 3).requires_grad_(requires_grad=False), example)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_a_checkpoint_makes_again_is_part_of_the_backward_pass_and_no_output(reentrant: bool) -> None:
+    class Checkpointed(Outer):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.inner, x, use_reentrant=reentrant)  # type: ignore[no-any-return]
+
+    inner = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    x = torch.empty(4, 3, requires_grad=True)
+    once, again = ([layer for layer in trace(kind(inner), x) if layer.name] for kind in (Outer, Checkpointed))
+    assert [layer.activation_bytes for layer in again] == [layer.activation_bytes for layer in once]
+    assert [layer.forward_flops for layer in again] == [layer.forward_flops for layer in once]
+    assert again[0].backward_flops == once[0].backward_flops + once[0].forward_flops
 
 
 def test_plain_tensors_of_modules_are_copied_without_memory() -> None:

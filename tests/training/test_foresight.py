@@ -11,7 +11,8 @@ import pytest
 import torch
 from tests.foresight.entries import PREDICTION, RUN
 
-from unisono.foresight.seal import RunFacts
+from unisono.foresight.seal import RunFacts, Seal
+from unisono.placement import one_rank_per_node, place
 from unisono.rules import BSP, LocalSGD
 from unisono.training.foresight import RunForesight, holds, reason_without_measurement, reason_without_seal
 from unisono.training.recipe import find_recipe, read_recipe
@@ -70,11 +71,28 @@ def test_a_step_without_products_or_known_memory_has_no_seal_and_says_why(tmp_pa
         "    return Recommender(classes)\n"
     )
     changes = ["model.name=two_embeddings:recommender", f"model.folder={tmp_path}"]
-    recipe, world = read_recipe(find_recipe(Path("digits")), changes), SimpleNamespace(size=4, nodes=2)
+    recipe, world = (
+        read_recipe(find_recipe(Path("digits")), changes),
+        SimpleNamespace(size=4, nodes=2, placement=place([0, 0, 1, 1])),
+    )
     feed = SimpleNamespace(samples=1000, classes=10, blank=lambda count: torch.empty(count, 2))
     run = SimpleNamespace(recipe=recipe, world=world, feed=feed, trainer=SimpleNamespace(device=torch.device("cpu")))
-    reason = RunForesight(cast(Run, run))._planned("aws_c4_8xlarge", 0)
+    foresight = RunForesight(cast(Run, run))
+    reason = foresight._planned("aws_c4_8xlarge", 0)
     assert str(reason).startswith("none of the model's layers makes a product, and 2 x 9 cores E5-2666v3")
+    of_accelerators = str(foresight._planned("minsky_p100", 0))
+    assert of_accelerators.startswith("the run computes on cpu, and ")
+    assert of_accelerators.endswith(" has 4 accelerators")
+
+
+def test_what_a_sealed_prediction_does_not_count_is_logged(tmp_path: Path) -> None:
+    recipe = read_recipe(find_recipe(Path("digits")), ["model.dtype=float64"])
+    world, said = SimpleNamespace(size=2, nodes=2, placement=one_rank_per_node(2)), list[str]()
+    feed = SimpleNamespace(samples=1000, classes=10, blank=lambda count: torch.empty(count, 1, 8, 8))
+    run = SimpleNamespace(recipe=recipe, world=world, feed=feed, trainer=SimpleNamespace(device=torch.device("cpu")))
+    run.home, run.display = tmp_path, SimpleNamespace(log=said.append)
+    assert isinstance(RunForesight(cast(Run, run))._planned("aws_c4_8xlarge", 0), Seal)
+    assert said == ["not in these numbers: products in float64, about half as fast, and fewer bits of wires"]
 
 
 def trainer_of(ranks: int, rule: object) -> Trainer:

@@ -17,10 +17,11 @@ from unisono.data.options import DataOptions
 from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
 from unisono.errors import RecipeError, UsageError
-from unisono.placement import one_rank_per_node
+from unisono.placement import one_rank_per_node, place
 from unisono.plan.layer_plan import Split, make_plan
-from unisono.plan.machines import NetworkRow, find_machine
-from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFacts
+from unisono.plan.loading import MAX_DECODING_THREADS, SampleFacts
+from unisono.plan.machines import NetworkRow, ProductRow, find_machine
+from unisono.plan.planned_run import PlannedRun
 from unisono.plan.run_plan import RunPlan, plan_run, predict_run
 from unisono.plan.run_report import layers_of
 from unisono.plan.split import GroupLinks, LinkCosts, SplitModel, choose_splits
@@ -75,7 +76,8 @@ def splits_of(model: SplitModel, cost: Cost = SLOW) -> dict[str, str]:
 
 
 def test_the_run_of_a_recipe_has_its_batch_data_and_optimizer() -> None:
-    run = run_of("training.epochs=3", "training.checkpoint_every=7")
+    run = run_of("training.epochs=3", "training.checkpoint_every=7", "training.checkpoint_minutes=5")
+    assert (run.checkpoint_minutes, run.virtual_ranks) == (5, 0)
     assert (run.rule, run.rule_name, run.minibatch, run.kept, run.layer_norms) == (BSP(), "bsp", 64, 1, False)
     assert (run.epoch_samples, run.test_samples, run.epochs, run.checkpoint_every) == (1437, 360, 3, 7)
     assert (run.traced, run.nodes, run.ranks, run.samples_of_rank) == (2, 2, 2, 32)
@@ -269,7 +271,9 @@ def test_a_network_is_traced_on_samples_of_the_data() -> None:
     assert inputs_of_first_layer(planned_run(recipe, MACHINE, 1)) == (4, 1000)
     alone = plan_recipe(Path("spoken_digits"), None, ["samples.shape=360"])
     assert inputs_of_first_layer(planned_run(alone, MACHINE, 1)) == (360,)
-    known = run_on_ranks(read_recipe(find_recipe(Path("spoken_digits"))), SampleRecipe("4x1000", 10), MACHINE, 2, 2)
+    known = run_on_ranks(
+        read_recipe(find_recipe(Path("spoken_digits"))), SampleRecipe("4x1000", 10), MACHINE, one_rank_per_node(2)
+    )
     assert inputs_of_first_layer(known) == (4, 1000)
 
 
@@ -278,6 +282,7 @@ def test_number_format_and_threads_of_a_recipe_count_and_what_does_not_has_a_lin
     plain, wide, alone, two = run_of(), run_of("model.dtype=float64"), run_of(*virtual), run_of("compute.threads=2")
     assert wide.layers[-1].gradient_bytes == 2 * plain.layers[-1].gradient_bytes
     flops = plain.machine.node.flops
+    assert alone.virtual_ranks == 4
     assert (alone.machine.node.flops, two.machine.node.flops) == pytest.approx((flops / 18, flops / 9))
     assert run_of("compute.threads=40").machine.node.flops == flops
     audited = run_of(*virtual, "audit.fraction=0.25")
@@ -296,6 +301,24 @@ def test_number_format_and_threads_of_a_recipe_count_and_what_does_not_has_a_lin
     assert line.startswith("not in these numbers: ranks of 2 threads")
     with pytest.raises(RecipeError, match="virtual_ranks = 4, but 8 ranks: some would have no share"):
         planned_run(plan_recipe(Path("digits"), None, virtual), MACHINE, 4, 2)
+
+
+def test_a_model_of_float64_has_the_products_in_float32() -> None:
+    rows = tuple(ProductRow("linear", 8, 64, 10, 1, 1e11, 1e11, 0.0, dtype) for dtype in ("float32", "bfloat16"))
+    probed = replace(MACHINE, products=rows)
+    for changes, expected in ((), rows[1:]), (("model.dtype=float64",), rows[:1]):
+        recipe = plan_recipe(Path("digits"), None, [*changes, "compute.device=auto"])
+        assert [row.dtype for row in planned_run(recipe, probed, 1).machine.products] == [row.dtype for row in expected]
+
+
+def test_streamed_data_have_a_part_in_memory_and_a_storage_that_is_chosen_has_a_line() -> None:
+    streamed = ("data.storage=streamed", "data.cache_megabytes=1", "data.buffer_megabytes=2")
+    facts = run_of(*streamed, "samples.train=4096", "samples.bytes=1024").samples
+    assert (facts.from_disk, facts.cached, facts.buffers) == (True, 0.25, 4 << 20)
+    assert run_of(*streamed, "samples.train=512", "samples.bytes=1024").samples.cached == 1
+    assert run_of(*streamed).samples.cached == 0
+    (line,) = run_of("data.storage=auto").notes
+    assert line == "samples: planned as partitioned, a share in each rank; a run chooses by its memory"
 
 
 def test_a_wire_without_effect_has_a_line_and_the_library_its_name() -> None:
@@ -318,14 +341,14 @@ def test_of_a_pack_that_is_elsewhere_only_its_form_is_known() -> None:
 
 def test_a_run_on_ranks_is_that_of_a_plan_and_refuses_what_is_not_predicted() -> None:
     recipe, samples = read_recipe(find_recipe(Path("digits"))), SampleRecipe("1x8x8", 10, 1437)
-    run = run_on_ranks(recipe, samples, MACHINE, 4, 2)
+    run = run_on_ranks(recipe, samples, MACHINE, place([0, 0, 1, 1]))
     assert (run.nodes, run.ranks_per_node, run.epoch_samples) == (2, 2, 1437)
     assert plan_run(run, (2,))[0].step == plan_run(replace(run_of(), ranks_per_node=2), (2,))[0].step
-    with pytest.raises(UsageError, match="3 ranks do not spread evenly over 2 nodes"):
-        run_on_ranks(recipe, samples, MACHINE, 3, 2)
+    with pytest.raises(UsageError, match="4 ranks do not spread evenly over 2 nodes"):
+        run_on_ranks(recipe, samples, MACHINE, place([0, 0, 0, 1]))
     split = replace(recipe, parallel=ParallelRecipe(layers="auto"))
     with pytest.raises(UsageError, match="its layers are split over ranks, which a machine file does not predict"):
-        run_on_ranks(split, samples, MACHINE, 4, 2)
+        run_on_ranks(split, samples, MACHINE, place([0, 0, 1, 1]))
 
 
 @pytest.mark.parametrize(

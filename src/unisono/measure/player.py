@@ -68,7 +68,7 @@ from unisono.network import Network, estimate
 from unisono.network.choice import COLLECTIVES, LIBRARY, ChoiceRow, parse_table
 from unisono.placement import Placement, place
 from unisono.plan.machines import MachineFacts, read_machine
-from unisono.processor import HOST
+from unisono.processor import HOST, processor
 from unisono.schedules import candidates, find
 from unisono.world import World
 
@@ -83,8 +83,8 @@ def probe(
     `disk` is a folder of the file system to read from, on every node. An empty `name` becomes the hosts and ranks.
     `device` is this rank's, of the same kind on all.
     """
-    bfloat16 = device.type != HOST and all(world.all_gather_object(has_bfloat16(device)))
-    plan = plan_probe(seconds, world.nodes, world.size, disk is not None, device, bfloat16)
+    bfloat16 = all(world.all_gather_object(processor().bfloat16 if device.type == HOST else has_bfloat16(device)))
+    plan = plan_probe(seconds, world.placement, disk is not None, device, bfloat16)
     return machine_of(world, play(world, plan, disk, log), name, device)
 
 

@@ -45,6 +45,7 @@ from unisono.errors import UsageError, install_command
 from unisono.measure.links import Links
 from unisono.measure.timing import LONG_CALL_SECONDS, MAX_TRIALS, collective_call
 from unisono.network.choice import ChoiceRow
+from unisono.placement import Placement
 from unisono.plan.choose import MEASURED_BUCKET_BYTES
 from unisono.plan.collective_costs import BYTES_OF_A_SUM
 from unisono.plan.machines import BFLOAT16, CONVOLUTION_KIND, FLOAT32, FLOAT32_WIRE, LINEAR_KIND
@@ -295,17 +296,16 @@ class ProbePlan(NamedTuple):
 
 
 def plan_probe(
-    seconds: float, nodes: int, ranks: int, disk: bool, device: torch.device = PROCESSOR, bfloat16: bool = True
+    seconds: float, placement: Placement, disk: bool, device: torch.device = PROCESSOR, bfloat16: bool = False
 ) -> ProbePlan:
-    """Return the parts for that many nodes and ranks in all; `disk` is True where a folder to read from is given.
-
-    On a `device`, products are its own, in bfloat16 too where that is True, and its memory and copies are measured.
-    """
-    on_host = device == PROCESSOR
-    dtypes = (FLOAT32,) if on_host or not bfloat16 else (FLOAT32, BFLOAT16)
+    """Return the parts for these ranks; `disk` is True where a folder to read from is given. Products are the
+    `device`'s, in bfloat16 too where that is True; its memory and copies are measured beside the host's memory."""
+    on_host, nodes = device == PROCESSOR, len(placement.nodes)
+    dtypes = (FLOAT32, BFLOAT16) if bfloat16 else (FLOAT32,)
+    uneven = "" if len(set(map(len, placement.nodes))) == 1 else "no plan has nodes with unequal numbers of ranks"
     reasons = {
         "links": "one node has no links" if nodes == 1 else "",
-        "collectives": "a single rank has no collectives" if ranks == 1 else "",
+        "collectives": "a single rank has no collectives" if placement.ranks == 1 else uneven,
         "disk": "" if disk else "no folder was given: --disk FOLDER",
     }
     copies = (copy_probe(kind, SUM_BYTES, device) for kind in ("to_host", "to_device"))
@@ -318,10 +318,7 @@ def plan_probe(
             for samples, *sizes in of_kind
             for dtype in dtypes
         ],
-        "memory": [
-            memory_probe(SUM_BYTES),
-            *([] if on_host else [memory_probe(SUM_BYTES, device), *copies]),
-        ],
+        "memory": [memory_probe(SUM_BYTES), *([] if on_host else [memory_probe(SUM_BYTES, device), *copies])],
         "decoding": [decoding_probe(500, 375)],
         "disk": [disk_probe(nbytes) for nbytes in DISK_BYTES],
         "collectives": list(_collectives(nodes)),

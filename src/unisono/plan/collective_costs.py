@@ -327,12 +327,13 @@ def exchange_cost(
 
 
 def _cost(call: _PricedCall) -> ExchangeCost:
-    known, share = call.machine.collectives, encoded_share(call.wire)
-    rows = rows_of(known, call.collective, call.wire or FLOAT32_WIRE, call.nodes, call.ranks)
-    if rows and call.schedule in ("", rows[-1].schedule):
+    known, share, alone = call.machine.collectives, encoded_share(call.wire), call.nodes == 1
+    wire = FLOAT32_WIRE if alone else call.wire or FLOAT32_WIRE  # within a node nothing else is measured
+    rows = rows_of(known, call.collective, wire, call.nodes, call.ranks)
+    if rows and (alone or call.schedule in ("", rows[-1].schedule)):
         cost = fit([row.bytes for row in rows], [row.seconds for row in rows])
         return ExchangeCost(rows[-1].schedule, cost, "measured")
-    if call.nodes == 1:
+    if alone:
         return ExchangeCost("", FREE)
     if rows := nearest_rows(known, call.collective, share, call.nodes, call.ranks):
         sizes, basis = tuple(row.bytes for row in rows), "corrected"
@@ -398,9 +399,8 @@ def placement_of(nodes: int, ranks_per_node: int, supernode: int) -> Placement:
 
 def rows_of(rows: Sequence[CollectiveRow], collective: str, wire: str, nodes: int, ranks: int) -> list[CollectiveRow]:
     """Return the rows of this exchange by rising bytes; empty if it was not measured."""
-    wanted = (collective, wire, nodes, ranks)
-    matching = [row for row in rows if (row.collective, row.wire, row.nodes, row.ranks) == wanted]
-    return sorted(matching, key=lambda row: row.bytes)
+    same = [row for row in rows if (row.collective, row.wire, row.nodes, row.ranks) == (collective, wire, nodes, ranks)]
+    return sorted(same, key=lambda row: row.bytes)
 
 
 def nearest_rows(

@@ -2,7 +2,7 @@
 
     minibatch 256, 4 nodes, 2 ranks a node     ─▶  64 samples for a node, 32 for a rank
 
-Here is what it takes by itself: computing, loading and memory; exchanges are in `collective_costs.py`.
+Here is what it takes by itself: computing and memory; loading is in `loading.py`, exchanges in `collective_costs.py`.
 
 **Computing**, seconds of traced layers on a machine:
 
@@ -33,13 +33,6 @@ inner) @ (inner, columns), of which a trace has the sums:
 Worked example: Linear(1000, 1000) for 8 samples: 8,000 outputs, 16 MFLOP, a million weights: inner 1,000, columns
 1,000, rows 8. Of rows measured for (8, 1024, 1024) and (64, 1024, 1024) the first is nearer.
 
-**Loading** of a step's samples on a node, reading and decoding, is beside the training of the step before (equations:
-`docs/planning.md`). Worked example: 4 nodes of 8 cores, 256 samples a step of 100 KB and 100,000 pixels, so 64 on each
-node; 8 threads that decode 40 Mpixel/s each, a disk of 200 MB/s, a step of 15 ms alone. Decoding takes 6.4 Mpixel / 320
-Mpixel/s = 20 ms, reading 32 ms. From disk a step takes 32 ms, from memory 20 ms. If the cores compute as well, for 12
-of the 15 ms, they need 12 + 20 = 32 ms for both. **Assumed:** computing and decoding lose nothing by taking turns, and
-reading and decoding overlap.
-
 **Memory** of a rank (parts: `docs/planning.md`). Worked example: 4 ranks, 100 MB of weights, as many of gradients,
 AdamW, 8 samples whose outputs of all layers take 50 MB each: 100 + 100 + 200 + 400 = 800 MB. Sharded, the optimizer has
 50 MB: 650 MB. By local SGD rank 0 gathers 4 * 300 MB at checkpoints: 400 + 1,200 MB. Known limits: outputs that a layer
@@ -62,6 +55,7 @@ from unisono.network.choice import LIBRARY
 from unisono.optimizers import make_optimizer
 from unisono.plan.collective_costs import ExchangeCost, check_ranks, exchange_cost
 from unisono.plan.layer_plan import PART, Split
+from unisono.plan.loading import Loading, SampleFacts, held_bytes, loading_of
 from unisono.plan.machines import CONVOLUTION_KIND, LINEAR_KIND, EfficiencyFacts, MachineFacts, ProductRow
 from unisono.plan.split import SplitInputs, SplitModel
 from unisono.plan.trace import TracedLayer
@@ -72,84 +66,6 @@ from unisono.wires import EXACT, encoded_share
 
 LINEAR = "Linear"
 """Kind of layers whose products have the efficiency of linear ones."""
-
-MAX_DECODING_THREADS = 8
-"""Largest number of decoding threads of a rank, unless a recipe gives more."""
-
-
-class SampleFacts(NamedTuple):
-    """Samples of a data set, as they are stored and loaded."""
-
-    nbytes: float = 0.0
-    """Bytes of an encoded sample; 0: not known."""
-    pixels: float = 0.0
-    """Pixels that are decoded of a sample; 0: none."""
-    threads: int = MAX_DECODING_THREADS
-    """Decoding threads of a rank, at most."""
-    from_disk: bool = False
-    """True where each step reads its samples from disk; False: they are in memory."""
-    copies: int = 1
-    """Copies of the samples in memory, over all ranks; 0: one in each node."""
-
-
-class Loading(NamedTuple):
-    """Seconds in which a node loads the samples of a step."""
-
-    reading: float = 0.0
-    decoding: float = 0.0
-    in_turn: float = 0.0
-    """Seconds that decoding takes from the cores that compute; 0 where accelerators do."""
-
-    @property
-    def beside(self) -> float:
-        """Seconds until a batch is ready, beside the step before: reading and decoding overlap."""
-        return max(self.reading, self.decoding)
-
-
-def loading_of(machine: MachineFacts, facts: SampleFacts, samples: float, ranks_per_node: int) -> Loading:
-    """Return the seconds to load `samples` samples on a node; 0 without their rates (`unknown_rates`)."""
-    disk, rate, cores = machine.disk.bandwidth, machine.decoding.pixels, machine.node.cores
-    reading = samples * facts.nbytes / disk if facts.from_disk and disk else 0.0
-    if not (facts.pixels and rate and cores):
-        return Loading(reading)
-    core_seconds = samples * facts.pixels / rate
-    threads = min(cores, ranks_per_node * facts.threads)
-    return Loading(reading, core_seconds / threads, 0.0 if machine.node.accelerators else core_seconds / cores)
-
-
-def least_step(computing: float, update: float, loading: Loading) -> float:
-    """Return the seconds that a step takes at least with this loading: it waits for its batch and for the cores."""
-    return max(computing + update + loading.in_turn, loading.beside)
-
-
-def held_bytes(facts: SampleFacts, samples: int | None, nodes: int, ranks: int) -> float:
-    """Return the bytes of encoded samples in the memory of a rank; 0 for an unknown number of samples.
-
-    >>> held_bytes(SampleFacts(nbytes=1e5), 1_000_000, nodes=4, ranks=8)
-    12500000000.0
-    """
-    if samples is None or facts.from_disk:
-        return 0.0
-    return samples * facts.nbytes * (facts.copies or nodes) / ranks
-
-
-def unknown_rates(machine: MachineFacts, facts: SampleFacts) -> list[str]:
-    """Return a line for each part of loading that takes no time in a plan because a value is missing."""
-    if not facts.pixels and not facts.nbytes:
-        return [
-            "loading and decoding take no time here: --set samples.pixels=N, and samples.bytes=N with "
-            "data.storage=streamed"
-        ]
-    lacks = {"node.cores": machine.node.cores, "decoding.pixels": machine.decoding.pixels} if facts.pixels else {}
-    lacks |= {"disk.bandwidth": machine.disk.bandwidth} if facts.from_disk else {}
-    lines = [
-        f"{'reading' if key.startswith('disk') else 'decoding'} takes no time here: the machine file has no {key}"
-        for key, value in lacks.items()
-        if not value
-    ]
-    if facts.from_disk and not facts.nbytes:
-        lines.append("reading takes no time here: --set samples.bytes=N")
-    return lines
 
 
 @dataclass(frozen=True)
@@ -180,10 +96,14 @@ class PlannedRun:
     epochs: int = 1
     checkpoint_every: int = 0
     """Steps between two checkpoints within an epoch; 0: there are none."""
+    checkpoint_minutes: float = 0.0
+    """Minutes between two further checkpoints; 0: there are none."""
     autotunes: bool = False
     """True where convolutions are timed before the first step."""
     split: SplitModel | None = None
     """Model whose layers can be split; None: no layer is."""
+    virtual_ranks: int = 0
+    """Equal parts of a step's samples, which the ranks share; 0: each sample is one."""
     notes: tuple[str, ...] = ()
     """Lines on what the numbers count, or leave out, of how it computes."""
 
@@ -195,12 +115,16 @@ class PlannedRun:
     @property
     def samples_of_rank(self) -> int:
         """Samples of a step on the rank that has most."""
-        return ceil(self.minibatch / self.ranks)
+        return self._most_samples(self.ranks)
 
     @property
     def loading(self) -> Loading:
         """Loading of a step's samples on the node that has most."""
-        return loading_of(self.machine, self.samples, ceil(self.minibatch / self.nodes), self.ranks_per_node)
+        return loading_of(self.machine, self.samples, self._most_samples(self.nodes), self.ranks_per_node)
+
+    def _most_samples(self, holders: int) -> int:
+        parts = self.virtual_ranks or self.minibatch
+        return ceil(parts / holders) * self.minibatch // parts
 
     @property
     def wire(self) -> str | None:

@@ -48,13 +48,13 @@ from unisono.plan.choose import (
 )
 from unisono.plan.collective_costs import FREE, exchange_cost, placement_of, uneven_of
 from unisono.plan.layer_plan import Split
+from unisono.plan.loading import least_step
 from unisono.plan.machines import NodeFacts
 from unisono.plan.planned_run import (
     PlannedRun,
     RankMemory,
     check_run,
     computing_of,
-    least_step,
     memory_with,
     rank_memory,
 )
@@ -207,7 +207,8 @@ def update_seconds(run: PlannedRun) -> float:
     An optimizer reads weights, gradients and what it keeps, and writes all but the gradients.
     """
     bandwidth = run.machine.node.device_bandwidth or run.machine.node.memory_bandwidth
-    return (3 + 2 * run.kept) * run.ranks_per_node / bandwidth if bandwidth else 0.0
+    updating = max(run.ranks_per_node, run.machine.node.accelerators)  # each all weights, at once
+    return (3 + 2 * run.kept) * updating / bandwidth if bandwidth else 0.0
 
 
 def _alone(run: PlannedRun) -> float:

@@ -18,14 +18,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from itertools import pairwise
-from math import ceil
+from math import ceil, inf
 from typing import Any, NamedTuple
 
 from unisono.formats import column_table, counted
 from unisono.plan.choose import StepParts, is_searched
 from unisono.plan.collective_costs import BASES
 from unisono.plan.layer_plan import ParallelPlan, Split
-from unisono.plan.planned_run import PlannedRun, held_bytes, product_seconds, unknown_rates
+from unisono.plan.loading import held_bytes, unknown_rates
+from unisono.plan.planned_run import PlannedRun, product_seconds
 from unisono.plan.run_plan import INTERVAL_ERROR, LEAST_SHOWN, WITH_SPLITS, RunPlan, inputs_of, split_inputs
 from unisono.plan.split import SplitInputs, describe_borders, gradient_bytes, sent_of
 from unisono.plan.trials import TRIAL_RATIO, steps_per_trial
@@ -239,14 +240,14 @@ def job_seconds(run: PlannedRun, plan: RunPlan) -> JobSeconds:
         written = plan.memory.weights + gathered
     came = gathered * (1 - 1 / plan.nodes)  # over the link of rank 0's node
     checkpoint = written / disk + (came / run.machine.link.total_bandwidth if came else 0.0)
-    within = (steps - 1) // run.checkpoint_every if run.checkpoint_every else 0
+    trained, within = run.epochs * steps * plan.step * STEP_MARGIN, (steps - 1) // (run.checkpoint_every or steps)
     return JobSeconds(
         START_SECONDS,
         held / disk,
         _tuning(plan, is_searched(run.rule)) + (AUTOTUNE_CALLS * plan.computing if run.autotunes else 0.0),
-        run.epochs * steps * plan.step * STEP_MARGIN,
+        trained,
         run.epochs * test,
-        run.epochs * (1 + within) * checkpoint,
+        (run.epochs * (1 + within) + trained // (60 * run.checkpoint_minutes or inf)) * checkpoint,
     )
 
 
@@ -382,8 +383,7 @@ def layers_of(run: PlannedRun, splits: Mapping[str, Split]) -> list[PlannedLayer
     The run has a model to split.
     """
     assert run.split is not None
-    facts, _ = run.split(run.ranks)
-    return planned_layers(run, split_inputs(run, inputs_of(run, run.exchange.cost), facts), splits)
+    return planned_layers(run, split_inputs(run, inputs_of(run, run.exchange.cost), run.split(run.ranks)[0]), splits)
 
 
 def planned_layers(run: PlannedRun, inputs: SplitInputs, splits: Mapping[str, Split]) -> list[PlannedLayer]:

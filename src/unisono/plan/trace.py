@@ -20,7 +20,7 @@ Worked example: Linear(3, 5), ReLU, Linear(5, 2) for 4 samples in float32.
     2       2 * 4 * 5 * 2 = 80  160                         12           8
 
 Known limits: models that read values while they run (`if x.sum() > 0`, `.item()`, nonzero) need values. LSTMs and
-GRUs are traced one time step after another, as slow in number of operators as they are long.
+GRUs are traced one time step after another, slowly. Outputs of layers within a checkpoint count as kept, once.
 """
 
 from __future__ import annotations
@@ -114,9 +114,8 @@ def trace_shapes(model: nn.Module, *inputs: Tensor) -> Trace:
 
     Raises UsageError, naming the layer, for a model that cannot be traced.
     """
-    shadow = _without_memory(model)
     given = [torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad) for tensor in inputs]
-    return _trace(shadow, given, torch.device("meta"))
+    return _trace(_without_memory(model), given, torch.device("meta"))
 
 
 def trace_values(model: nn.Module, inputs: Sequence[Any], within: AbstractContextManager[Any]) -> Trace:
@@ -152,7 +151,6 @@ def time_steps(
     Gradients of a device are copied to the host.
     """
     measured, device = list[StepSeconds](), _device_of(model)
-    on_host = device.type == HOST
     with _random_numbers_kept(device):
         shadow = _copy_of(model, {})
         parameters = list(shadow.parameters())
@@ -164,10 +162,10 @@ def time_steps(
             with within(), torch.enable_grad():
                 outputs = shadow(*inputs)
                 times.append(_now(device))
-                _pass_back(outputs)
+                _pass_back(outputs, shadow)
             times.append(_now(device))
             for parameter, memory in zip(parameters, sent, strict=True):
-                if parameter.grad is not None and on_host:
+                if parameter.grad is not None and device.type == HOST:
                     torch.mul(parameter.grad, 0.5, out=memory)
                 elif parameter.grad is not None:
                     memory.copy_(parameter.grad, non_blocking=True)
@@ -201,10 +199,13 @@ def _random_numbers_kept(device: torch.device) -> Iterator[None]:
         np.random.set_state(numpy)
 
 
-def _pass_back(outputs: Any) -> None:
-    """Make the backward pass of the sum of all outputs."""
-    if reached := [tensor for tensor in tensors_in(outputs) if tensor.grad_fn is not None]:
+def _pass_back(outputs: Any, model: nn.Module) -> None:
+    """Make the backward pass of the sum of all outputs. Raises UsageError where only weights need a gradient."""
+    if reached := [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]:
         torch.autograd.backward(reached, [torch.ones_like(tensor) for tensor in reached])
+    elif any(parameter.requires_grad for parameter in model.parameters()):
+        returned = f"{type(model).__name__} returned a {type(outputs).__name__} without a tensor that needs a gradient"
+        raise UsageError(f"{returned}: return one, alone or in tuples, lists or mappings")
 
 
 def _trace(shadow: nn.Module, inputs: Sequence[Any], within: Any) -> Trace:
@@ -214,7 +215,7 @@ def _trace(shadow: nn.Module, inputs: Sequence[Any], within: Any) -> Trace:
         with within, torch.enable_grad(), counter.counting():
             with counter.reads:
                 outputs = shadow(*inputs)
-            _pass_back(outputs)
+            _pass_back(outputs, shadow)
     except MODEL_ERRORS as error:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(inputs))
         raise UsageError(
@@ -310,9 +311,8 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
         name = self._running[-1] if self._running else self._backward_of
         if name not in self.called or operator.is_view:
             return outputs
-        layer = self.layers.setdefault(name, self.called[name])
-        flops = operator_flops(operator, args, outputs)
-        if self._running:
+        layer, flops = self.layers.setdefault(name, self.called[name]), operator_flops(operator, args, outputs)
+        if "" in self._running:  # else the backward pass, in which a checkpoint runs layers again, but not the model
             layer.forward_flops += flops
             layer.forward_seconds += seconds
         else:
@@ -321,8 +321,7 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
         return outputs
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        name = self._names[module]
-        given = list(tensors_in((args, kwargs)))
+        name, given = self._names[module], list(tensors_in((args, kwargs)))
         shapes = tuple(tuple(tensor.shape) for tensor in given)
         layer = self.called.setdefault(name, TracedLayer(name, type(module).__name__, input_shapes=shapes))
         layer.calls += 1
@@ -338,7 +337,7 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
         if outputs is None:
             self._failed = self._failed or layer.name
             layer.calls += 1  # the model may go on, but the layer gives no tensor
-        for tensor in tensors_in(outputs):
+        for tensor in tensors_in(outputs if "" in (layer.name, *self._running) else ()):
             layer.activations += tensor.numel()
             layer.activation_bytes += tensor.nbytes
         waiting, seen = [tensor.grad_fn for tensor in tensors_in(outputs)], set(self._before.pop())

@@ -154,17 +154,20 @@ class RunForesight:
     def _planned(self, machine: str, done: int) -> Seal | str:
         """Seal the prediction of a machine file. Return it, or the reason for which it cannot be predicted."""
         described = find_machine(machine)
-        if (device := self.run.trainer.device).type != HOST and not described.node.accelerators:
-            return f"the run computes on {device}, and {described.name} has no accelerators"
+        device = self.run.trainer.device
+        if (device.type == HOST) == (described.node.accelerators > 0):
+            return f"the run computes on {device}, and {described.name} has {described.node.accelerators} accelerators"
         digest = hashlib.sha256(machine_file(machine).read_bytes()).hexdigest()
         facts = replace(self._facts(done), machine=described.name, machine_digest=digest)
         feed = self.run.feed
         samples = SampleRecipe("x".join(map(str, feed.blank(1).shape[1:])), feed.classes, feed.samples)
         try:
-            planned = run_on_ranks(self.run.recipe, samples, described, facts.ranks, facts.nodes)
+            planned = run_on_ranks(self.run.recipe, samples, described, self.run.world.placement)
             sealed = planned_prediction(planned, facts)
         except UsageError as error:
             return str(error)
+        for note in planned.notes:
+            self.run.display.log(note)
         return write_seal(self.run.home, sealed)
 
     def _of_before(self, done: int) -> Seal | None:

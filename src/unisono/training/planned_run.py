@@ -31,14 +31,17 @@ from unisono.data.kinds import IMAGE, make_transform
 from unisono.data.kinds.audio import BANDS
 from unisono.data.options import DataOptions
 from unisono.data.pack import TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
-from unisono.data.storage import FILES, REPLICATED, STREAMED
+from unisono.data.storage import AUTO as STORAGE_AUTO
+from unisono.data.storage import FILES, PARTITIONED, REPLICATED, STREAMED
 from unisono.errors import RecipeError, UsageError
 from unisono.models import MODELS, check_name, input_shape, make_network
 from unisono.optimizers import OPTIMIZERS
 from unisono.optimizers.layerwise import LayerwiseOptimizer
+from unisono.placement import Placement
 from unisono.plan.layer_plan import AUTO
-from unisono.plan.machines import MachineFacts, changed_machine
-from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFacts, at_rate_of, numbers_kept
+from unisono.plan.loading import MAX_DECODING_THREADS, SampleFacts
+from unisono.plan.machines import FLOAT32, MachineFacts, changed_machine
+from unisono.plan.planned_run import PlannedRun, at_rate_of, numbers_kept
 from unisono.plan.trace import MODEL_ERRORS, Trace, reason_of, trace_shapes
 from unisono.processor import HOST
 from unisono.tables import number
@@ -154,7 +157,7 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
     network, traced = traced_network(model.name, model.folder, shape, samples.classes or CLASSES, dtype)
     rule, optimizer = make_rule(recipe), recipe.optimizer
     measured = model.name if shape == input_shape(model.name) else ""
-    rates = machine.in_precision(recipe.compute.precision)
+    rates = machine.in_precision(recipe.compute.precision if model.dtype == FLOAT32 else FLOAT32)
     rates = at_rate_of(rates, measured, traced.layers, TRACED_SAMPLES, training.batch / nodes)
     speed, notes = speed_of_threads(recipe, machine, ranks_per_node)
     notes += tuple(describe_wire(recipe, nodes))
@@ -163,8 +166,8 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
         notes += (f"samples of {_words(shape)}, {why}: {data.pack} is not here; else --set samples.shape",)
     if own and not samples.classes:
         notes += (f"assumed, samples.classes: {CLASSES:,}, those of ImageNet; else --set samples.classes=N",)
-    copies = 0 if data.storage in (REPLICATED, FILES) else data.groups
-    threads = data.threads or MAX_DECODING_THREADS
+    if data.storage == STORAGE_AUTO:
+        notes += (f"samples: planned as {PARTITIONED}, a share in each rank; a run chooses by its memory",)
     return PlannedRun(
         replace(rates.at_speed(speed), networks=rates.networks),  # the row is shown as the file has it
         traced.layers,
@@ -177,15 +180,27 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
         numbers_kept(optimizer.name, optimizer.momentum),
         optimizer.clip or None,
         issubclass(OPTIMIZERS.load(optimizer.name), LayerwiseOptimizer),
-        SampleFacts(samples.bytes, samples.pixels, threads, data.storage in (STREAMED, FILES), copies),
+        sample_facts(data, samples),
         samples.train or None,
         samples.test,
         training.epochs,
         training.checkpoint_every,
+        training.checkpoint_minutes,
         recipe.compute.convolutions == "autotune",
         split_model_of(recipe.parallel.layers, recipe.parallel.ranks, rule, network, traced),
+        training.virtual_ranks,
         notes,
     )
+
+
+def sample_facts(data: DataOptions, samples: SampleRecipe) -> SampleFacts:
+    """Return the samples as these options store and load them."""
+    copies, threads = 0 if data.storage in (REPLICATED, FILES) else data.groups, data.threads or MAX_DECODING_THREADS
+    facts = SampleFacts(samples.bytes, samples.pixels, threads, data.storage in (STREAMED, FILES), copies)
+    if data.storage != STREAMED:
+        return facts
+    stored = samples.train * samples.bytes
+    return facts._replace(cached=min(1.0, data.cache / stored) if stored else 0.0, buffers=2 * data.buffer)
 
 
 def speed_of_threads(recipe: Recipe, machine: MachineFacts, ranks_per_node: int) -> tuple[float, tuple[str, ...]]:
@@ -210,14 +225,15 @@ def speed_of_threads(recipe: Recipe, machine: MachineFacts, ranks_per_node: int)
     return speed, tuple(notes)
 
 
-def run_on_ranks(recipe: Recipe, samples: SampleRecipe, machine: MachineFacts, ranks: int, nodes: int) -> PlannedRun:
-    """Return the run of a recipe on these ranks, spread over the nodes of a machine. Raises UsageError for layers that
+def run_on_ranks(recipe: Recipe, samples: SampleRecipe, machine: MachineFacts, placement: Placement) -> PlannedRun:
+    """Return the run of a recipe on ranks on nodes of a machine. Raises UsageError for layers that
     are split and for an uneven spread, which a machine file does not predict, and as `planned_run` does."""
     if recipe.parallel.layers:
         raise UsageError("its layers are split over ranks, which a machine file does not predict")
-    if ranks % nodes:
-        raise UsageError(f"{ranks} ranks do not spread evenly over {nodes} nodes")
-    return planned_run(PlanRecipe(**vars(recipe), samples=samples), machine, nodes, ranks // nodes)
+    nodes, of_nodes = len(placement.nodes), {len(ranks) for ranks in placement.nodes}
+    if len(of_nodes) > 1:
+        raise UsageError(f"{placement.ranks} ranks do not spread evenly over {nodes} nodes")
+    return planned_run(PlanRecipe(**vars(recipe), samples=samples), machine, nodes, *of_nodes)
 
 
 def known_samples(recipe: PlanRecipe) -> SampleRecipe:

@@ -42,7 +42,7 @@ from unisono.launch import available_cores
 from unisono.models import make_network
 from unisono.optimizers import make_optimizer
 from unisono.plan.layer_plan import AUTO
-from unisono.plan.planned_run import MAX_DECODING_THREADS
+from unisono.plan.loading import MAX_DECODING_THREADS
 from unisono.plan.split import describe_borders
 from unisono.processor import HOST, processor
 from unisono.rules import BaseRule
@@ -378,9 +378,7 @@ def check_fit(model: torch.nn.Module, name: str, inputs: Tensor, classes: int, w
             "see docs/training.md for what each network takes"
         ) from error
     if not isinstance(scores, Tensor):
-        raise RecipeError(
-            f"model.name = {name!r} returns a {type(scores).__name__} in evaluation, not a tensor of scores"
-        )
+        raise RecipeError(f"model.name = {name!r} returns a {type(scores).__name__} in evaluation, not scores")
     if scores.shape[-1] < classes or (scores.dim() == 2 and scores.shape[-1] > classes):
         raise RecipeError(f"model.name = {name!r} has {scores.shape[-1]} scores, but the data have {classes} classes")
 
