@@ -37,10 +37,17 @@ class ScriptedPort:
     """Port whose workers come as a script says, and send weights that are their number everywhere.
 
     An entry is a worker that exchanges, or a pair of worker and kind of header, or of worker and request. None lets the
-    server look and find nobody. A dying worker raises at its `swap`.
+    server look and find nobody. A dying worker raises at its `swap`. One that is `stuck` does not answer its first one.
     """
 
-    def __init__(self, script: list[Any], dying: frozenset[int] = frozenset(), stop: int | None = None) -> None:
+    def __init__(
+        self,
+        script: list[Any],
+        dying: frozenset[int] = frozenset(),
+        stop: int | None = None,
+        stuck: int | None = None,
+    ) -> None:
+        self._stuck = stuck
         self._script, self._dying, self._idle, self._stop = deque(script), dying, 0, stop
         self.died = frozenset[int]()
         self.replies: list[tuple[int, Reply]] = []
@@ -75,6 +82,9 @@ class ScriptedPort:
             def swap(self, mine: torch.Tensor, came: torch.Tensor) -> None:
                 if worker in port._dying:
                     raise DiedError
+                if worker == port._stuck:
+                    port._stuck = None
+                    raise StallError
                 port.sent.append((worker, mine.clone()))
                 came.fill_(float(worker + 1))
 
@@ -98,10 +108,11 @@ def served(
     script: list[Any],
     dying: frozenset[int] = frozenset(),
     stop: int | None = None,
+    stuck: int | None = None,
     **options: Any,
 ) -> tuple[Server, ScriptedPort, list[str]]:
     layout: Layout = even_layout(WORKERS + 1, 2)
-    port, lines = ScriptedPort(script, dying, stop), list[str]()
+    port, lines = ScriptedPort(script, dying, stop, stuck), list[str]()
     centre = Centre({key: torch.zeros(3) for key in layout.keys})
     settings: dict[str, Any] = {"rule": EASGD(alpha=ALPHA), "budget": Budget(10**6, 1)}
     settings |= {"log": EventLog(tmp_path, 0), "report": lines.append, **options}
@@ -206,6 +217,40 @@ def test_nothing_of_a_dying_workers_exchange_is_applied(tmp_path: Path) -> None:
     assert all(torch.equal(flat, torch.full((3,), 0.5)) for flat in server.centre.flats.values())
     assert server.gone == {1}
     assert (0, Order.FETCH) in [(worker, reply.orders) for worker, reply in port.replies]
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_worker_that_stops_within_an_exchange_and_goes_on_is_ended(tmp_path: Path, servers: int) -> None:
+    """It applies its half, and the centre nothing; it can end its exchange, and its next one, which is not applied."""
+    script = [1, None, 0, None, 1, None, (1, Kind.ENDED), (0, Kind.ENDED), (2, Kind.ENDED), (0, Kind.FETCH)]
+    rule = EASGD(alpha=ALPHA, servers=servers)
+    server, port, lines = served(tmp_path, [*script, (0, Kind.DONE)], stuck=1, rule=rule)
+    assert lines == [
+        "worker 1 has stopped in an exchange: the others go on without it",
+        "worker 1 goes on, but had stopped within an exchange, which the centre lacks: it ends",
+    ]
+    keys = rule.keys_of(0, server.layout)
+    crossed = [worker for worker, _ in port.sent]
+    assert crossed[: 3 * len(keys) - 1] == [1] * (len(keys) - 1) + [0] * len(keys) + [1] * len(keys)
+    alone = Order.STOP | Order.LEAVE
+    orders = [(worker, reply.orders) for worker, reply in port.replies]
+    assert orders[:4] == [(1, Order.NONE), (0, Order.NONE), (1, alone), (1, alone)]
+    assert [float(server.centre.flats[key][0]) for key in keys] == [0.5] * len(keys)
+    events = read_events(tmp_path, 0)
+    assert events[0] == {"died": 1, "number": 0}
+    assert ["inexact" in event for event in events] == [False] + [servers > 1] * (servers > 1) + [False]
+    assert read_order(tmp_path, 0) == [0]
+
+
+def test_a_worker_that_was_away_between_exchanges_is_served_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unisono.asynchronous.server.IDLE_SECONDS", 0.01)
+    script = [(0, Request.STOP), None, (0, Kind.ENDED), (2, Kind.ENDED), *[None] * 20, 1, None, (1, Kind.ENDED)]
+    server, _, lines = served(tmp_path, [*script, (0, Kind.FETCH), (0, Kind.DONE)], stop=1)
+    assert lines[1:] == ["worker 1 is back"]
+    assert read_order(tmp_path, 0) == [0, 1]
+    assert server.gone == set()
 
 
 def test_a_run_whose_workers_all_die_ends(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from unisono.elastic.standby import FOLDER_VARIABLE
 from unisono.errors import CheckpointError, UsageError
 from unisono.launch import MEMORY_VARIABLE
 from unisono.reducer.made_on import made_on
+from unisono.rules import BSP, LocalSGD
 from unisono.training import memory_copies, signals
 from unisono.training.checkpoint.files import load_newest, save
 from unisono.training.checkpoint.layout import (
@@ -209,6 +210,7 @@ def test_a_generation_with_another_program_or_processor_is_told(
     message: str,
 ) -> None:
     reducer = SimpleNamespace(control=SimpleNamespace(averages=0), programs=SimpleNamespace(virtual=virtual))
+    reducer.traits = BSP().traits
     monkeypatch.setattr(loop, "reducer_of", lambda model: reducer)
     assert list(Loop(alone(), model=nn.Linear(3, 2)).steps(1)) == [0]
     assert capsys.readouterr().err == ""
@@ -287,6 +289,22 @@ def test_the_last_copy_goes_to_the_disk_where_memory_takes_none(tmp_path: Path, 
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(0.1)
     assert checkpoint_names(tmp_path / "checkpoints") == [checkpoint_name(3)]
+
+
+@pytest.mark.usefixtures("memory")
+def test_a_rule_by_which_weights_of_ranks_differ_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank's weights alone would be kept: also where the model is made parallel, or anew, behind the loop."""
+    model = nn.Sequential(nn.Linear(3, 2))
+    behind = Loop(alone(), model=model).steps(3)
+    with handlers_restored():
+        next(behind)
+        reducer = SimpleNamespace(traits=LocalSGD().traits)
+        monkeypatch.setattr(loop, "reducer_of", lambda part: reducer if part is model else None)
+        message = "rank 0: a Loop keeps one rank's state, but by its rule ranks have different weights: .* BSP or"
+        with pytest.raises(UsageError, match=message):
+            Loop(alone(), model=model)
+        with pytest.raises(UsageError, match="--elastic"):
+            next(behind)
 
 
 @pytest.mark.usefixtures("memory")

@@ -61,6 +61,19 @@ def test_a_replaced_buffer_is_sent() -> None:
     assert target.wide.tolist() == [[5.0, 5.0], [5.0, 5.0]]
 
 
+def test_buffers_move_towards_others_and_equal_infinities_stay() -> None:
+    """A mask of attention has infinities, and buffers that count none."""
+    source, target = Mixed(1), Mixed(5)
+    source.wide[0, 0] = target.wide[0, 0] = float("-inf")
+    own, others = Buffers(source), Buffers(target)
+    own.pack()
+    others.pack()
+    own.move(own.flat, others.flat, 0.5)
+    own.unpack()
+    assert source.wide.tolist() == [[float("-inf"), 3.0], [3.0, 3.0]]
+    assert torch.equal(source.norm.running_mean, torch.full((3,), 3.0))
+
+
 def test_a_graph_that_needs_the_old_value_raises_and_one_of_a_norm_does_not() -> None:
     source, target = Mixed(1), Mixed(7)
     weight = torch.ones(2, 2, dtype=torch.float64, requires_grad=True)

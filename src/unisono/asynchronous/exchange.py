@@ -116,7 +116,7 @@ class Coding:
             return flat, received
         reference = self.references[key]
         change, received_change = (flat - reference).numpy(), np.empty(len(flat), reference.numpy().dtype)
-        sent, encoded = (np.empty(wire.nbytes(len(flat)), np.uint8) for _ in range(2))
+        sent, encoded = (np.zeros(wire.nbytes(len(flat)), np.uint8) for _ in range(2))
         wire.encode(change, sent)
         link.swap(torch.from_numpy(sent), torch.from_numpy(encoded))
         wire.decode(encoded, received_change)
@@ -157,6 +157,12 @@ class Centre:
     def buffers(self) -> torch.Tensor:
         assert self.flat_buffers is not None, "a program that swaps buffers has some"
         return self.flat_buffers
+
+    def keep_sent(self) -> None:
+        """Go on with copies: what is still being sent stays as it is."""
+        self.flats = {key: flat.clone() for key, flat in self.flats.items()}
+        if self.flat_buffers is not None:
+            self.flat_buffers = self.flat_buffers.clone()
 
     def announce(self, _: int, link: Any) -> None:
         """Send the reply to a worker, whose header has come."""

@@ -48,6 +48,8 @@ class MpiLink:
         self._comm, self.peer, self._timeout, self._stopped = comm, peer, timeout, stopped
         self._sends, self._receives = (TO_SERVER, TO_WORKER) if worker else (TO_WORKER, TO_SERVER)
         self._role = "server" if worker else "worker"
+        self.waits = True
+        """False once the other end has stopped within an exchange: messages begin, and are not waited for."""
         self._abandoned: list[MPI.Request] = []
         """Messages of exchanges that have failed: they may still be under way, and keep the memory they use."""
 
@@ -68,6 +70,9 @@ class MpiLink:
         self.swap(None, tensor)
 
     def _wait(self, requests: list[MPI.Request]) -> None:
+        if not self.waits:
+            self._abandoned += requests
+            return
         began = looked = time.monotonic()
 
         def check() -> None:

@@ -52,7 +52,7 @@ class Order(IntFlag):
     CLOSE = 16
     """Tell all servers that the run is over."""
     LEAVE = 32
-    """End: there is nothing left to do."""
+    """End: there is nothing left to do. With STOP: alone, before the run ends."""
 
 
 class WorkerHeader(NamedTuple):

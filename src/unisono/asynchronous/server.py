@@ -67,6 +67,8 @@ class Server:
     """Function that reports a line to the user."""
     gone: set[int] = field(default_factory=set)
     """Workers that have died, or have not come for long after the training had ended."""
+    broken: set[int] = field(default_factory=set)
+    """Those of them that have stopped within an exchange: one that goes on applies its half, the server nothing."""
     _arrived: deque[tuple[int, WorkerHeader]] = field(default_factory=deque)
     _ended: set[int] = field(default_factory=set)
     _done: bool = False
@@ -105,10 +107,12 @@ class Server:
         while (arrival := self.port.poll()) is not None:
             announced = True
             worker, header = arrival
-            if worker in self.gone:
+            if worker in self.gone - self.broken:
                 self.gone.discard(worker)
                 self.report(f"worker {worker} is back")
-            if header.kind is Kind.EXCHANGE:
+            if worker in self.broken and header.kind in (Kind.EXCHANGE, Kind.ENDED):
+                self._end_worker(worker, header)
+            elif header.kind is Kind.EXCHANGE:
                 self._arrived.append((worker, header))
             elif header.kind is Kind.FETCH:
                 self._try(worker, self._send_centre)
@@ -118,6 +122,14 @@ class Server:
             else:
                 self._dismiss(worker)
         return announced
+
+    def _end_worker(self, worker: int, header: WorkerHeader) -> None:
+        """End a worker that goes on after it had stopped within an exchange."""
+        if header.kind is Kind.EXCHANGE:
+            self.report(f"worker {worker} goes on, but had stopped within an exchange, which the centre lacks: it ends")
+            self._try(worker, lambda served: self._serve(served, header, applied=False))
+        elif self.index == 0:
+            self._try(worker, lambda ended: self._send_order(ended, Order.STOP | Order.LEAVE))
 
     def _serve_next(self) -> bool:
         """Serve the next worker, if it has come. Return True where one was served."""
@@ -148,14 +160,21 @@ class Server:
         if self.index:
             reply = reply._replace(orders=Order.NONE)
         if not applied:
-            reply = reply._replace(orders=Order.STOP)
+            reply = reply._replace(orders=Order.STOP | (Order.LEAVE if worker in self.broken else Order.NONE))
         self.centre.worker, self.centre.reply = worker, reply.encode()
         program = self.rule.serve(Arrival(self.state.exchanges, worker), self.index, self.layout)
         link = self.port.link(worker)
         for task in program:
             if applied or task.group is not None:
                 assert task.operation.act is not None, "a server's program has no tasks of an outside program"
-                task.operation.act(self.centre, task, link)
+                try:
+                    task.operation.act(self.centre, task, link)
+                except StallError:  # nothing is applied; all is begun to be sent, as a worker that goes on waits for it
+                    applied = link.waits = False
+                    self.broken.add(worker)
+        if worker in self.broken:
+            self.centre.keep_sent()
+            self._mark_gone(worker, "has stopped in an exchange")
         if applied:
             self._record(worker, header, reply)
             self.state = state
@@ -244,6 +263,9 @@ class Server:
         self.report(f"worker {worker} {why}: the others go on without it")
         if self.log is not None:
             self.log.add(died=worker, number=self.state.exchanges)
+            if worker in self.broken and self.rule.servers > 1:  # one has its half, another one has not
+                inexact = f"worker {worker} stopped within an exchange with one of several servers"
+                self.log.add(inexact=inexact, number=self.state.exchanges)
         if self.living:
             self._order_fetch()
         else:

@@ -64,13 +64,14 @@ class Loop:
         """Keep the states of `kept`; called by all ranks together, once model and optimizer are made. Each
         `checkpoint_minutes` a copy is written to the disk as well, beside the steps; 0: never.
 
-        Raises CheckpointError for a state that cannot be kept.
+        Raises CheckpointError for a state that cannot be kept, UsageError for a rule by which ranks' weights differ.
         """
         folder, self._home = os.environ.get(MEMORY_VARIABLE), Path(os.environ.get(FOLDER_VARIABLE, ""))
         self._world, self._kept, self._begun = world, kept, False
         self._folder = Path(folder) if folder else None
         self._copies: MemoryCopies | None = None
         if self._folder is not None:
+            self._reducers()
             for name, stateful in kept.items():
                 flatten_state(stateful.state_dict(), f"the state of {name}")
             self._copies = MemoryCopies(self._folder, self._home, world, True, self._warn, checkpoint_minutes)
@@ -155,10 +156,17 @@ class Loop:
 
     def _reducers(self) -> dict[str, Reducer]:
         """Return that of each parallel model. It counts averages: random numbers of the model's shares follow from
-        them."""
+        them. Raises UsageError where ranks' weights differ: one rank's alone are kept."""
         models = [(name, stateful) for name, stateful in self._kept.items() if isinstance(stateful, torch.nn.Module)]
         parts = {f"{name}.{path}": reducer_of(part) for name, model in models for path, part in model.named_modules()}
-        return {name: reducer for name, reducer in parts.items() if reducer is not None}
+        reducers = {name: reducer for name, reducer in parts.items() if reducer is not None}
+        for reducer in reducers.values():
+            if reducer.traits.state.differs:
+                raise UsageError(
+                    f"rank {self._world.rank}: a Loop keeps one rank's state, but by its rule ranks have different "
+                    "weights: take BSP or Sharded, or train by a recipe, with `unisono train --elastic`"
+                )
+        return reducers
 
     def _end(self) -> None:
         """End all ranks at once, after a second SIGTERM."""

@@ -100,7 +100,8 @@ class Buffers:
         for slot in self.slots:
             here = slice(slot.start, slot.start + slot.sent.numel() * slot.sent.itemsize)
             values, target_values = (flat[here].view(slot.sent.dtype) for flat in (buffers, targets))
-            values.add_((target_values - values).mul_(share))
+            step = (target_values - values).mul_(share)
+            values.add_(step.masked_fill_(target_values == values, 0))  # an infinity less itself is NaN
 
     def unpack(self) -> None:
         """Copy the received values to the buffers. Autograd sees it: a graph that needs the old values raises an error.

@@ -37,6 +37,7 @@ from unisono.step.overlaps import CollectiveTasks, find_overlap
 from unisono.step.play import Player
 from unisono.step.program import UPDATE, Operation, Role, Task, Value, bucket
 from unisono.step.rule import OUTSTANDING
+from unisono.transports.arithmetic import DTYPES
 from unisono.wires import WIRES
 from unisono.world import World
 
@@ -126,11 +127,16 @@ class KVStore(Closing):
         """Copy rank 0's tensors to all ranks, in place; they are the values until the first push. Collective.
 
         Later tensors of a key have the shape and dtype of the first. Raises UsageError for a key that was initialised
-        before, or is there twice.
+        before, or is there twice, and for a dtype that cannot be summed.
         """
         pairs = pair_keys(keys, tensors)
         numbers = [key for key, _ in pairs]
-        for key in numbers:
+        for key, tensor in pairs:
+            if tensor.dtype not in DTYPES:
+                raise UsageError(
+                    f"rank {self._rank}: key {key} has {tensor.dtype}, which cannot be summed: convert it, a complex "
+                    "tensor by torch.view_as_real"
+                )
             if key in self._memory or numbers.count(key) > 1:
                 earlier = "has been initialised already" if key in self._memory else "is there twice"
                 raise UsageError(f"rank {self._rank}: key {key} {earlier}; take another")

@@ -62,7 +62,7 @@ class WorkerPlayer(EventPlayer):
         self.rule, self.links, self.worker = rule, links, run.world.rank
         self.counters, self.request = cut.WorkerCounters(), Request.NONE
         self._beginning = cut.begin_new(links.seats)
-        self._made = 0  # samples of the last step
+        self._made, self._dismissed = 0, False  # samples of the last step; True where this worker ends alone
         self._sent = WorkerHeader()
         self._replies: Sequence[Reply] = ()
         if run.options.machine is not None:
@@ -156,7 +156,9 @@ class WorkerPlayer(EventPlayer):
                 self.exchange.take, self._state = self._copy_state, run.trainer.model.state_dict()
                 self.play(self._events())
                 run.trainer.wait()
-                code = self._end()
+                code = 0 if self._dismissed else self._end()
+                if self._dismissed and thread is None and not survives_deaths():
+                    threading.Event().wait()  # for the end of the run, which ends this rank, too
             except Exception as error:  # whatever it is: where others can go on, it ends this rank alone
                 if not survives_deaths():
                     raise
@@ -202,7 +204,7 @@ class WorkerPlayer(EventPlayer):
         """Yield steps, and what the replies to their exchanges order, until a reply orders to stop."""
         now, orders, seed = self.counters, Order.NONE, self.run.recipe.training.seed
         yield Draw(0, now.step)
-        while not orders & Order.STOP:
+        while not (orders & Order.STOP or self._dismissed):
             header = self._header(Kind.EXCHANGE) if self.rule.exchanges(program.Step(now.step)) else None
             if header is not None:
                 self.losses = LossSum()
@@ -210,6 +212,7 @@ class WorkerPlayer(EventPlayer):
             if header is not None:
                 reply = self._replies[0]
                 known, orders = now.known, reply.orders
+                self._dismissed = any(each.orders & Order.LEAVE for each in self._replies)
                 now.known, now.samples = reply.samples, 0
                 if orders & Order.SAVE:
                     yield Snapshot(reply.cut, cut.WorkerCounters(header.step, header.samples, header.loss, known))
@@ -331,6 +334,7 @@ class WorkerPlayer(EventPlayer):
         for link in self.links.links:  # all servers: a bound of staleness no longer waits for this worker
             link.announce(self._header(Kind.ENDED).encode())
         orders, code = self._receive_reply().orders, 0
+        self._dismissed = bool(orders & Order.STOP)
         if orders & Order.FETCH:
             self._fetch()
         if orders & (Order.FETCH | Order.CLOSE):

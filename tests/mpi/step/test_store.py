@@ -236,6 +236,8 @@ def test_calls_that_fit_no_key_are_refused_before_anything_is_sent(world: World)
             store.init([3, 3], [torch.zeros(3), torch.zeros(4)])
         with pytest.raises(UsageError, match=f"rank {world.rank}: key 2 has been initialised already"):
             store.init([1, 2], [torch.zeros(3), torch.zeros(3)])
+        with pytest.raises(UsageError, match=f"rank {world.rank}: key 4 has torch.complex64, which cannot be summed"):
+            store.init([1, 4], [torch.zeros(3), torch.zeros(3, dtype=torch.complex64)])
         with pytest.raises(UsageError, match=r"key 0 .* \(3,\) of torch.float32, not with \(4,\) of torch.float64"):
             store.pull(0, torch.zeros(4, dtype=torch.float64))
         pulled = torch.ones(3)
