@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._compile import _disable_dynamo
 
 from unisono.torch_backend.operations import CollectiveOperations
 from unisono.torch_backend.pytorch import DispatchModeBase, ReducerBase, distributed
@@ -46,7 +45,6 @@ class SharedBucketReducer(ReducerBase):  # type: ignore[misc]  # untyped
         with self._memory:
             super().__init__(params, bucket_indices, per_bucket_size_limits, process_group, *arguments, **named)
 
-    @_disable_dynamo  # as the C++ method is not traced either
     def _rebuild_buckets(self) -> bool:
         """Do as PyTorch does: once, after the first backward pass, buckets take the order of its gradients."""
         with self._memory:
@@ -56,6 +54,11 @@ class SharedBucketReducer(ReducerBase):  # type: ignore[misc]  # untyped
         """Do as PyTorch does: reduce over other ranks from now on."""
         self._memory = self._memory_of(new_process_group)
         super()._update_process_group(new_process_group)
+
+    def _set_forward_pass_work_handle(self, work: Any, use_static_world_size: bool) -> None:
+        """Do as PyTorch does, and keep the work: C++ finds its methods only while the object in Python lives."""
+        self._joined = work
+        super()._set_forward_pass_work_handle(work, use_static_world_size)
 
     def _memory_of(self, group: Any) -> _SharedBuckets:
         return _SharedBuckets(group if self._collective else None)

@@ -11,11 +11,11 @@ import torch.distributed as dist
 
 from unisono.collectives.staged import tensors_in
 from unisono.errors import BackendError, UsageError
-from unisono.torch_backend.buckets import share_buckets
-from unisono.torch_backend.messages import Messages
+from unisono.torch_backend.buckets import SharedBucketReducer, share_buckets
+from unisono.torch_backend.messages import Message, Messages
 from unisono.torch_backend.mpi_job import MpiJob, mpi_job
 from unisono.torch_backend.operations import CollectiveOperations, Tensors
-from unisono.torch_backend.pytorch import GroupBase
+from unisono.torch_backend.pytorch import GroupBase, bindings, leave_untraced
 from unisono.torch_backend.register import DEVICES, NAME, Options
 from unisono.torch_backend.work import NO_TIMEOUT, SubmissionQueue, Work, profiled
 
@@ -172,4 +172,11 @@ class ProcessGroup(CollectiveOperations):
         work = Work(name, outputs, timeout.total_seconds(), self._job.completions, profiled(name, inputs))
         if inputs and not inputs[0].is_cpu:
             action = work.behind_stream(action, [*inputs, *tensors_in(outputs)])
-        return self._queue.submit(action, work, blocking=opts is not None and not opts.asyncOp)
+        blocking = opts is not None and not opts.asyncOp
+        if not blocking and bindings._allow_inflight_collective_as_graph_input():
+            for tensor in tensors_in(outputs):  # for wait_tensor; C++ would not keep `work` itself
+                bindings._register_work(tensor, bindings.PythonCallbackWork(work.wait))
+        return self._queue.submit(action, work, blocking)
+
+
+leave_untraced(CollectiveOperations, ProcessGroup, Work, Message, SharedBucketReducer)

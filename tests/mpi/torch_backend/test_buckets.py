@@ -155,18 +155,20 @@ def test_the_default_hook_reduces_in_place(monkeypatch: pytest.MonkeyPatch) -> N
     torch.testing.assert_close(gradients(model), expected(dist.get_world_size()))
 
 
-def test_a_rank_that_has_joined_gives_zeros_in_other_memory() -> None:
+@pytest.mark.parametrize("divided_by_all", [True, False])
+def test_a_rank_that_has_joined_gives_zeros_in_other_memory(divided_by_all: bool) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     model = DistributedDataParallel(network())
     passes = []
-    with model.join():
+    with model.join(divide_by_initial_world_size=divided_by_all):
         for index in range(rank + 2):
             backward(model, index)
             passes.append([gradient.clone() for gradient in gradients(model)])
     for index, own in enumerate(passes):
         reference = network()
-        for owner in range(max(0, index - 1), size):
-            (reference(batch(owner, index)).square().sum() / size).backward()
+        owners = range(max(0, index - 1), size)
+        for owner in owners:
+            (reference(batch(owner, index)).square().sum() / (size if divided_by_all else len(owners))).backward()
         torch.testing.assert_close(own, gradients(reference))
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import allow_inflight_collective_as_graph_input_ctx
 
 import unisono  # noqa: F401 - registers the backend
 from unisono.errors import BackendError, LaunchError, TensorError, UsageError
@@ -325,6 +327,58 @@ def test_futures_give_tensors_and_callbacks_may_wait() -> None:
 
     work = dist.all_reduce(torch.ones(4), async_op=True)
     assert torch.equal(work.get_future().then(again).wait(), torch.full((4,), float(size() ** 2)))
+
+
+def test_wait_tensor_waits_for_a_collective_in_flight() -> None:
+    with allow_inflight_collective_as_graph_input_ctx():
+        if rank() == size() - 1:
+            time.sleep(0.3)
+        tensor = torch.ones(4)
+        dist.all_reduce(tensor, async_op=True)
+        assert set(torch.ops._c10d_functional.wait_tensor(tensor).tolist()) == {size()}
+        if size() > 1:
+            (dist.all_reduce if rank() else partial(dist.broadcast, src=0))(tensor, async_op=True)
+            with pytest.raises(BackendError, match="broadcast"):
+                torch.ops._c10d_functional.wait_tensor(tensor)
+
+
+def all_reduced_in_background(tensor: torch.Tensor) -> torch.Tensor:
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    return tensor + work.is_completed()
+
+
+def passed_barrier(tensor: torch.Tensor) -> torch.Tensor:
+    dist.barrier()
+    return tensor + 1
+
+
+def passed_on(tensor: torch.Tensor) -> torch.Tensor:
+    if size() > 1 and rank() == 0:
+        dist.send(tensor, 1)
+    elif rank() == 1:
+        dist.recv(tensor, 0)
+    return tensor + 1
+
+
+def called_in_place(call: Callable[..., Any], tensor: torch.Tensor) -> torch.Tensor:
+    call(tensor, 0)
+    return tensor + 1
+
+
+COMPILED = {
+    "all_reduce": all_reduced_in_background,
+    "barrier": passed_barrier,
+    "send, recv": passed_on,
+    "broadcast": partial(called_in_place, dist.broadcast),
+    "reduce": partial(called_in_place, dist.reduce),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_calls_in_a_compiled_function_are_made_as_they_are(name: str) -> None:
+    expected = COMPILED[name](of(rank(), 4))
+    assert torch.equal(torch.compile(COMPILED[name], backend="eager")(of(rank(), 4)), expected)
 
 
 def test_mismatched_calls_are_reported() -> None:
