@@ -254,7 +254,7 @@ def attach(
 ) -> Reducer:
     """Give all ranks rank 0's weights and buffers, split the model by a plan, and average gradients in each backward
     pass; return the reducer. Each of the `virtual_ranks` computes with `threads` threads."""
-    if world.size > 1 and not rule.traits.state.differs:
+    if (world.size > 1 or virtual_ranks) and not rule.traits.state.differs:
         _refuse_max_norm(model)
     prepare(model)
     if not rule.traits.state.differs:

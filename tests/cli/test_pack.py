@@ -132,9 +132,6 @@ def test_one_process_packs_at_a_time(in_process: Run, image_samples: Pictures, t
     image_samples(tmp_path / "data", count=2)
     with locked(tmp_path / "out"):
         assert_one_line_error(in_process("pack", "data", "out"), "another process packs into out; wait for it, or")
-    assert_one_line_error(
-        in_process("pack", "data", "out", PMI_SIZE="2", PMI_RANK="0"), "unisono pack is one process, but 2 ranks are"
-    )
     assert in_process("pack", "data", "out").returncode == 0
 
 

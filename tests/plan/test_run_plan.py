@@ -250,6 +250,10 @@ def test_each_accelerator_updates_all_weights() -> None:
     node = replace(MACHINE.node, accelerators=4, device_bandwidth=1e11)
     single, four, eight = (update_seconds(on(replace(MACHINE, node=node), ranks_per_node=each)) for each in (1, 4, 8))
     assert single == four == pytest.approx(eight / 2)
+    shards = [
+        update_seconds(on(replace(MACHINE, node=node), ranks_per_node=each, rule=Sharded())) / each for each in (1, 4)
+    ]
+    assert shards[0] == shards[1]  # of which each has its part, whatever a rank stands for
 
 
 def test_the_interval_is_that_of_measured_runs() -> None:

@@ -73,7 +73,8 @@ def test_a_dropout_in_place_changes_its_input() -> None:
 def test_outside_of_a_pass_of_the_model_the_program_says_the_step() -> None:
     """All steps would have one mask."""
     model = dropouts(numbers := SampleNumbers(first=0))
-    with pytest.raises(UsageError, match="count the calls of the whole model: without, call seed_dropout before each"):
+    model[0](torch.ones(2, 3))
+    with pytest.raises(UsageError, match="count calls of the model in training mode: else call seed_dropout each step"):
         model[0](torch.ones(2, 3))
     numbers.counts = False
     assert model[0](torch.ones(2, 3)).shape == (2, 3)

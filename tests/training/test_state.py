@@ -68,6 +68,7 @@ def test_other_classes_are_refused_at_any_step() -> None:
     point = replace(BETWEEN, data="40 13c62b16 00c0ffee 0decade5, 12 2f471622 0badcafe 0decade5")
     check_change(BEFORE, BEFORE, point, "44 13c62b17 00c0ffef 0decade5, 12 2f471622 0badcafe 0decade5")
     check_change(BEFORE, BEFORE, point, "44 13c62b17 00c0ffef, 12 2f471622 0badcafe")
+    check_change(BEFORE, BEFORE, point, "44 13c62b17 00c0ffef partitioned")  # before today
     with pytest.raises(RecipeError, match=r"was trained on other classes than .* or in another order; pack them with"):
         check_change(BEFORE, BEFORE, point, "40 13c62b16 00c0fff0 0dec0de5, 12 2f471622 0badcaff 0dec0de5")
 

@@ -73,11 +73,14 @@ class MpiLink:
         if not self.waits:
             self._abandoned += requests
             return
-        began = looked = time.monotonic()
+        began = looked = polled = time.monotonic()
 
         def check() -> None:
-            nonlocal looked
+            nonlocal began, looked, polled
             now = time.monotonic()
+            if now - polled > LOOK_SECONDS:  # this process was stopped itself: what it missed is no wait
+                began, looked = began + now - polled, now
+            polled = now
             due = now - looked > LOOK_SECONDS
             looked = now if due else looked
             if now - began > self._timeout or (due and self._stopped()):

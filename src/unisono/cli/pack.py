@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
-from unisono.cli.ranks import check_one_process
 from unisono.errors import UsageError
 from unisono.formats import parse_bytes
 
@@ -61,7 +60,6 @@ def pack(
         return
     if source is None or out is None:
         raise UsageError("missing SOURCE or OUT: unisono pack SOURCE OUT")
-    check_one_process("pack")
     from unisono.data.kinds.text import TextOptions
     from unisono.data.pack.packing import PackOptions
     from unisono.data.sources import find

@@ -150,12 +150,6 @@ def refuse_launcher(message: str) -> None:
         raise UsageError(message)
 
 
-def check_one_process(command: str) -> None:
-    """Raise UsageError where a launcher has started several ranks of a command that is one process."""
-    if (started := ranks_started(os.environ) or 1) > 1:
-        raise UsageError(f"unisono {command} is one process, but {started} ranks are started; start it without mpiexec")
-
-
 def start_ranks(ranks: int | None) -> None:
     """Start this command on ranks of this machine, one per core unless given, and exit with its code.
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
-from unisono.cli.ranks import check_one_process, count_ranks, init_ranks, printer, start_several
+from unisono.cli.ranks import count_ranks, init_ranks, printer, start_several
 from unisono.data.pack import check_installed
 from unisono.errors import UsageError
-from unisono.launch import cores, keep_memory, local_rank_started
+from unisono.launch import cores, keep_memory, local_rank_started, ranks_started
 from unisono.training import run_directory
 from unisono.training.recipe_check import check_run
 
@@ -103,7 +103,8 @@ def predict(
     """
     if top < 1:
         raise UsageError(f"--top {top}: print at least 1 class")
-    check_one_process("predict")
+    if (started := ranks_started(os.environ) or 1) > 1:
+        raise UsageError(f"unisono predict is one process, but {started} ranks are started; start it without mpiexec")
     check_installed()
     keep_memory()
     from unisono.device import choose_device

@@ -31,7 +31,7 @@ from unisono.data.order import (
     steps_of,
 )
 from unisono.data.pack import TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
-from unisono.data.storage import AUTO, FILES, PARTITIONED, REPLICATED, STREAMED, read_storage
+from unisono.data.storage import AUTO, FILES, PARTITIONED, REPLICATED, STORAGES, STREAMED, read_storage
 from unisono.engine import Observe, observed
 from unisono.errors import PackError
 from unisono.world import World
@@ -41,14 +41,15 @@ if TYPE_CHECKING:
 
 
 def is_same_data(left: str, right: str) -> bool:
-    """Return True if two fingerprints are of the same data; that of a pack of an older release lacks its last words.
+    """Return True if two fingerprints are of the same data; that of a pack of an older release lacks some words, but
+    not the last, which may name a storage.
 
-    >>> is_same_data("40 13c62b16, 12 2f471622", "40 13c62b16 00c0ffee, 12 2f471622 0badcafe")
+    >>> is_same_data("40 13c62b16, 12 2f471622 files", "40 13c62b16 00c0ffee, 12 2f471622 0badcafe files")
     True
     """
-    left_packs, right_packs = left.split(", "), right.split(", ")
-    pairs = [sorted(pair) for pair in zip(left_packs, right_packs, strict=False)]
-    return len(left_packs) == len(right_packs) and all(a == b or b.startswith(f"{a} ") for a, b in pairs)
+    left_packs, right_packs = ([each.split(" ") for each in packs.split(", ")] for packs in (left, right))
+    pairs = [sorted(pair, key=len) for pair in zip(left_packs, right_packs, strict=False)]
+    return len(left_packs) == len(right_packs) and all({*a} <= {*b} for a, b in pairs)
 
 
 def has_other_classes(left: str, right: str) -> bool:
@@ -58,7 +59,8 @@ def has_other_classes(left: str, right: str) -> bool:
     >>> has_other_classes("40 13c62b16 00c0ffee 0ddba11s, 12 2f471622", "44 13c62b17 0badcafe 0decade5")
     True
     """
-    classes = [each.split(", ")[0].split(" ")[3:4] for each in (left, right)]
+    first = [each.split(", ")[0].split(" ") for each in (left, right)]
+    classes = [[word for word in pack if word not in STORAGES][3:4] for pack in first]
     return all(classes) and classes[0] != classes[1]
 
 

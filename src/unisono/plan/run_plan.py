@@ -206,8 +206,10 @@ def update_seconds(run: PlannedRun) -> float:
 
     An optimizer reads weights, gradients and what it keeps, and writes all but the gradients.
     """
-    bandwidth = run.machine.node.device_bandwidth or run.machine.node.memory_bandwidth
-    updating = max(run.ranks_per_node, run.machine.node.accelerators)  # each all weights, at once
+    node, sharded = run.machine.node, run.rule.traits.state is RankState.SHARDED
+    bandwidth, updating = node.device_bandwidth or node.memory_bandwidth, run.ranks_per_node
+    if node.device_bandwidth and not sharded:  # each accelerator has all weights to update
+        updating = max(updating, node.accelerators)
     return (3 + 2 * run.kept) * updating / bandwidth if bandwidth else 0.0
 
 

@@ -231,7 +231,8 @@ def job_seconds(run: PlannedRun, plan: RunPlan) -> JobSeconds:
     """Return the seconds of the whole job of a run, on the nodes of `plan`. Its samples of an epoch are known."""
     assert run.epoch_samples is not None
     steps, disk = ceil(run.epoch_samples / run.minibatch), run.machine.disk.bandwidth or DISK_BANDWIDTH
-    held = held_bytes(run.samples, run.epoch_samples, plan.nodes, plan.ranks) * run.ranks_per_node
+    packed = run.samples._replace(buffers=0.0)  # which fill beside the steps
+    held = held_bytes(packed, run.epoch_samples, plan.nodes, plan.ranks) * run.ranks_per_node
     forward = sum(product_seconds(layer, layer.forward_flops, run.machine) for layer in run.layers) / run.traced
     loading = max(plan.reading, plan.decoding) / plan.samples
     test = ceil(run.test_samples / plan.ranks) * (run.ranks_per_node * forward + loading)

@@ -132,7 +132,9 @@ class ModelReplica:
         table = torch.zeros(world.size, 3, dtype=torch.float64, device="cpu")
         changes = self.agreement.message.changes
         if changes is not None:
-            same = digest(common) if changes or not self.memory.parts.groups else -1  # others may have changed parts
+            same = (
+                digest(common) if common or changes or not self.memory.parts.groups else -1
+            )  # others may have changed parts
             table[world.rank] = torch.tensor([1.0, changes, same], dtype=torch.float64, device="cpu")
         world.allreduce(table)
         counts = [int(count) if compared else None for compared, count, _ in table.tolist()]

@@ -167,8 +167,8 @@ class VirtualRanks:
         """Raise UsageError where there were changes of weights since the batch has begun."""
         if changes:
             raise UsageError(
-                f"rank {self.rank}: weights were changed between two shares of a batch, by gradients of one of them: "
-                "call optimizer.step() behind the loop over unisono.shares"
+                f"rank {self.rank}: weights were changed in place between two shares of a batch: call optimizer.step() "
+                "behind the loop over unisono.shares"
             )
 
     def _begin_share(self, seed: int, share: int, buffers: BufferCopies = ()) -> None:

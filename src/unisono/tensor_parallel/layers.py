@@ -107,8 +107,9 @@ class ParallelLayer(nn.Module):
         if not self.training or p == 0:
             return x
         recomputes, step = torch._C._current_graph_task_id() != -1, self.numbers.step  # a pass with gradients
-        if self.numbers.counts and step == self.numbers.ended and not recomputes:  # no call runs
-            raise UsageError("dropouts count the calls of the whole model: without, call seed_dropout before each step")
+        if self.numbers.counts and step == self.numbers.ended == getattr(self, "drawn", None) and not recomputes:
+            raise UsageError("dropouts count calls of the model in training mode: else call seed_dropout each step")
+        self.drawn = getattr(self, "drawn", None) if recomputes else step  # of the last mask, while no call runs
         shape, ranks, member, step = list(x.shape), self.split.ranks, 0, step % (1 << 32) if recomputes else step
         firsts, rows = [self.numbers.first_of(len(x))], len(x)
         if self.link is not None:
@@ -124,8 +125,7 @@ class ParallelLayer(nn.Module):
 
     def multiply(self, x: Tensor) -> Tensor:
         """Return this rank's part of the output, or of the sum that is the output."""
-        y: Tensor = super().forward(x)
-        return y
+        return super().forward(x)  # type: ignore[no-any-return]
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
         """Return the output for own samples, (b, ...), or a part of the group's: of the same, or a part."""

@@ -44,6 +44,7 @@ from unisono.optimizers import make_optimizer
 from unisono.plan.layer_plan import AUTO
 from unisono.plan.loading import MAX_DECODING_THREADS
 from unisono.plan.split import describe_borders
+from unisono.plan.trace import MODEL_ERRORS
 from unisono.processor import HOST, processor
 from unisono.rules import BaseRule
 from unisono.rules.asynchronous import has_servers
@@ -365,21 +366,26 @@ def context_of(recipe: Recipe, device: torch.device) -> StepContext:
 
 def check_fit(model: torch.nn.Module, name: str, inputs: Tensor, classes: int, within: StepContext) -> None:
     """Raise RecipeError where a network has another number of scores than of classes, of texts fewer than of tokens, or
-    one of the catalogue does not take the data; a user's network raises its own errors."""
+    one of the catalogue does not take the data; a user's network may need more samples than one, or others."""
+    modes = [(module, module.training) for module in model.modules()]
     try:
         with torch.no_grad(), within():
             scores = model.eval()(inputs)
-    except (RuntimeError, ValueError) as error:
+    except MODEL_ERRORS as error:
         if ":" in name:
-            raise
+            return
         shape = " x ".join(map(str, inputs.shape[1:]))
         raise RecipeError(
             f"model.name = {name!r} does not take samples of {shape}, as the data has them ({error}); "
             "see docs/training.md for what each network takes"
         ) from error
+    finally:
+        for module, mode in modes:  # a frozen part stays in evaluation mode
+            module.training = mode
     if not isinstance(scores, Tensor):
         raise RecipeError(f"model.name = {name!r} returns a {type(scores).__name__} in evaluation, not scores")
-    if scores.shape[-1] < classes or (scores.dim() == 2 and scores.shape[-1] > classes):
+    each = scores.dim() == 2 and len(scores) == 1  # of more rows, each has a token's
+    if scores.shape[-1] < classes or (each and scores.shape[-1] > classes):
         raise RecipeError(f"model.name = {name!r} has {scores.shape[-1]} scores, but the data have {classes} classes")
 
 

@@ -156,7 +156,7 @@ class WorkerPlayer(EventPlayer):
                 self.exchange.take, self._state = self._copy_state, run.trainer.model.state_dict()
                 self.play(self._events())
                 run.trainer.wait()
-                code = 0 if self._dismissed else self._end()
+                code = self._end()
                 if self._dismissed and thread is None and not survives_deaths():
                     threading.Event().wait()  # for the end of the run, which ends this rank, too
             except Exception as error:  # whatever it is: where others can go on, it ends this rank alone
@@ -204,7 +204,7 @@ class WorkerPlayer(EventPlayer):
         """Yield steps, and what the replies to their exchanges order, until a reply orders to stop."""
         now, orders, seed = self.counters, Order.NONE, self.run.recipe.training.seed
         yield Draw(0, now.step)
-        while not (orders & Order.STOP or self._dismissed):
+        while not orders & Order.STOP:
             header = self._header(Kind.EXCHANGE) if self.rule.exchanges(program.Step(now.step)) else None
             if header is not None:
                 self.losses = LossSum()
@@ -212,7 +212,8 @@ class WorkerPlayer(EventPlayer):
             if header is not None:
                 reply = self._replies[0]
                 known, orders = now.known, reply.orders
-                self._dismissed = any(each.orders & Order.LEAVE for each in self._replies)
+                if any(each.orders & Order.LEAVE for each in self._replies):
+                    orders |= Order.STOP
                 now.known, now.samples = reply.samples, 0
                 if orders & Order.SAVE:
                     yield Snapshot(reply.cut, cut.WorkerCounters(header.step, header.samples, header.loss, known))
