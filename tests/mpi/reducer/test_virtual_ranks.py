@@ -343,7 +343,7 @@ def test_a_step_between_shares_and_rows_of_other_samples_are_refused(world: Worl
     unisono.parallel(model, world, virtual_ranks=2 * world.size)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with pytest.raises(
-        UsageError, match=r"weights were changed between two shares of a batch, .* behind the loop over"
+        UsageError, match=r"weights were changed in place between two shares of a batch: .* behind the loop over"
     ):
         for (some,) in unisono.shares(model, inputs):
             model(some).sum().backward()
