@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from unisono.data.pack.packing import PackOptions
     from unisono.data.sources import Splits
 
+MAX_BLACK = 1 / 16
+"""Mean of images, of 0 to 1, below which a pack is reported as almost black."""
+
 MAX_LISTED = 10
 """Number of skipped samples that are listed one by one."""
 
@@ -94,7 +97,7 @@ def _pack(parts: Splits, out: Path, options: PackOptions) -> int:
             f"{len(index.about.stripes)} stripes",
             markup=False,
         )
-        if part.kind == IMAGE and (mean := max(index.about.mean)) < 1 / 16:
+        if part.kind == IMAGE and (mean := max(index.about.mean)) < MAX_BLACK:
             console.print(f"  almost black, mean {mean:.3f}: if they have 10 or 12 bits in 16, scale them to 16 first")
         for key, why in skipped[:MAX_LISTED]:
             console.print(f"  skipped {key}: {why}", markup=False)
