@@ -103,7 +103,7 @@ def parallel(
     if (example is not None) != (plan == AUTO):
         raise UsageError('plan="auto" needs example=inputs, a batch as one rank has it, and no other plan takes one')
     if example is not None:
-        reason = refusal(chosen, type(optimizer))
+        reason = refusal(chosen, type(optimizer)) or ("virtual ranks sum whole layers" if virtual_ranks else "")
         plan = _plan_by_prediction(model, world, example, reason)
     reducer = reducer_of(model)
     if reducer is None or optimizer is None or plan is not None or not reducer.takes(model, world, chosen, optimizer):
@@ -264,8 +264,7 @@ def attach(
         if rule.exchange.wire is None:
             rule = replace(rule, exchange=replace(rule.exchange, wire=EXACT))
     if virtual_ranks or rule.exchange.wire == EXACT:
-        divided = plan is not None or split_of(model) is not None
-        world.call_on_all(lambda: check_exact(model, world.size, rule, virtual_ranks, divided))
+        world.call_on_all(lambda: check_exact(model, world.size, rule, virtual_ranks))
     if (plan is not None or split_of(model) is not None) and (reason := refusal(rule)):
         raise UsageError(reason)
     device = world.call_on_all(lambda: device_of([*model.parameters()] or [torch.empty(0)], "a model"))
@@ -316,7 +315,7 @@ def _log_device(world: World, device: torch.device) -> None:
             logging.getLogger("unisono").info(f"model on {device}{sums}")
 
 
-def check_exact(model: torch.nn.Module, ranks: int, rule: BaseRule, virtual_ranks: int, split: bool) -> None:
+def check_exact(model: torch.nn.Module, ranks: int, rule: BaseRule, virtual_ranks: int) -> None:
     """Raise UsageError where gradients cannot be summed exactly, or not in shares of so many virtual ranks."""
     named = f"virtual_ranks = {virtual_ranks}"
     if virtual_ranks < 0:
@@ -328,9 +327,8 @@ def check_exact(model: torch.nn.Module, ranks: int, rule: BaseRule, virtual_rank
     if rule.exchange.wire != EXACT:
         raise UsageError(f'{named}, but the sums of wire "{rule.exchange.wire}" depend on the ranks: use "exact"')
     averages = not virtual_ranks and rule.traits.state.has_anchor and rule.traits.members is Members.ALL
-    if split or not (rule.traits.exact or averages):
-        who = "split layers do" if split else f"{type(rule).__name__} does"
-        raise UsageError(f'{who} not sum by the wire "exact": use BSP or Sharded on whole layers')
+    if not (rule.traits.exact or averages):
+        raise UsageError(f'{type(rule).__name__} does not sum by the wire "exact": use BSP or Sharded')
     for key, parameter in zip(*trainable(model), strict=True):
         if parameter.dtype.to_real() not in FORMATS:
             raise UsageError(

@@ -1,10 +1,11 @@
-"""Files written whole or not at all, and the folder of files that later runs of the same user read.
+"""Files written whole or not at all, locks, and the folder of files that later runs of the same user read.
 
 choices.json.5f0c2a91d3e8b764.partial ──(whole, on the disk)──▶ choices.json
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 from collections.abc import Iterator, Mapping
@@ -58,6 +59,22 @@ def write_atomically(path: Path) -> Iterator[Path]:
         yield temporary
         sync(temporary)  # the name must not survive a power cut without the bytes
         temporary.replace(path)
+
+
+@contextmanager
+def locked(path: Path, busy: UnisonoError | None = None) -> Iterator[None]:
+    """Lock a file or a folder, which is there, for the block. Where another process has locked it, wait until it has
+    ended; or raise `busy`, if given. A file system without locks does not lock."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
+        except OSError as error:
+            if busy and isinstance(error, BlockingIOError):
+                raise busy from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def sync(path: Path) -> None:

@@ -18,8 +18,9 @@ from tests.progress import Run, Watched
 from tests.usage_errors import assert_one_line_error
 
 from unisono.data.pack.index import read_index
-from unisono.data.pack.packing import PackOptions, locked, pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
+from unisono.files import locked
 from unisono.launch import launch_environment
 
 Pictures = Callable[..., Path]
@@ -130,6 +131,7 @@ def test_images_of_12_bits_in_16_are_told(in_process: Run, tmp_path: Path) -> No
 
 def test_one_process_packs_at_a_time(in_process: Run, image_samples: Pictures, tmp_path: Path) -> None:
     image_samples(tmp_path / "data", count=2)
+    (tmp_path / "out").mkdir()
     with locked(tmp_path / "out"):
         assert_one_line_error(in_process("pack", "data", "out"), "another process packs into out; wait for it, or")
     assert in_process("pack", "data", "out").returncode == 0

@@ -411,7 +411,7 @@ def slow(classes, channels): return Slow(nn.Flatten(), nn.Linear(64, classes))
         process.terminate()
         assert process.stderr is not None
         reported = process.stderr.readline()
-        assert reported.startswith("unisono: rank 0: SIGTERM was received 0 s ago, and the step has not ended")
+        assert reported.startswith("unisono: rank 0: SIGTERM was received 0 s ago, and no checkpoint is written yet")
         time.sleep(REPEAT_SECONDS + 0.2)
         process.terminate()
         assert "a second SIGTERM: ended at once, after step" in process.stderr.read()

@@ -116,6 +116,8 @@ def test_the_newest_copy_is_a_checkpoint_at_the_end(tmp_path: Path, monkeypatch:
     assert [path.name for path in checkpoints.iterdir()] == ["step-000000009"]
     assert (checkpoints / "step-000000009" / "manifest.json").read_text() == "9"
     assert program.remedy() == f"; resume with: unisono run --elastic --resume {tmp_path / 'run'} t.py 'a b'"
+    there = replace(program, hosts=("a", "b"), least=2).remedy()
+    assert there.startswith("; resume with: unisono run --elastic --hosts=a,b --min-ranks=2 --resume ")
     assert (
         replace(program, recipe=Recipe(), later=("train", "--resume", "x")).remedy().endswith(" --elastic --resume x")
     )

@@ -20,6 +20,7 @@ from tests.conftest import handlers_restored
 from tests.data.conftest import known
 from tests.progress import Run
 from torch import nn
+from torch.optim import SGD
 
 import unisono
 from unisono.data.kinds import RAW
@@ -231,6 +232,30 @@ def test_a_run_that_is_resumed_may_have_another_program(tmp_path: Path, capsys: 
     save(tmp_path / "checkpoints", Checkpoint(1, {"model": model.state_dict()}, {}, progress))
     assert list(Loop(alone(), model=model).steps(2)) == [1]
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("memory")
+def test_other_objects_than_those_that_were_kept_are_named(tmp_path: Path) -> None:
+    model, optimizer = nn.Linear(3, 2), SGD([nn.Parameter(torch.ones(1))], 0.1)
+    save(tmp_path / "checkpoints", Checkpoint(1, {"model": model.state_dict()}, {}, {}))
+    with pytest.raises(UsageError, match="the state that was kept and this Loop differ in optimizer: keep the same"):
+        next(Loop(alone(), model=model, optimizer=optimizer).steps(2))
+
+
+@pytest.mark.usefixtures("memory")
+def test_no_state_is_kept_between_passes_that_accumulate_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    accumulation, kept = SimpleNamespace(accumulated=False), list[int]()
+    reducer = SimpleNamespace(accumulation=accumulation, control=SimpleNamespace(averages=0), programs=SimpleNamespace(virtual=None))
+    monkeypatch.setattr(Loop, "_reducers", lambda _: {"model": reducer})
+    monkeypatch.setattr(memory_copies.MemoryCopies, "write", lambda _, make, last: kept.append(make().step))
+    monkeypatch.setattr(loop, "ASK_SECONDS", 0.0)
+    with handlers_restored(), pytest.raises(SystemExit):
+        for step in Loop(alone(), model=nn.Linear(3, 2)).steps(9):
+            accumulation.accumulated = step % 4 != 3
+            if step == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.1)
+    assert set(kept) == {4, 8}
 
 
 @pytest.mark.parametrize("elastic", [False, True])

@@ -125,6 +125,18 @@ def test_the_wrong_part_is_wrong_in_the_direction_of_the_step(
             "more threads, or a faster disk",
         ),
         (
+            replace(PREDICTION, parts=replace(PREDICTION.parts, loading=0.03)),
+            measured(0.040, 0.012, 0.003),
+            "loading took 90% less than the machine file says: samples load faster than its rates of disk and decoding "
+            "say; probe again",
+        ),
+        (
+            replace(PREDICTION, run=replace(PREDICTION.run, nodes=1)),
+            measured(0.040, 0.022, exchanges=0.042),
+            "exchanges took 75% longer than the machine file says: the file's rows of [[collective]] on one node are too "
+            "short; probe again",
+        ),
+        (
             PREDICTION,
             replace(measured(0.0525, 0.012), mean_computing=0.042, slowest=3),
             "computing took 31% longer than the machine file says: rank 3 computes 1.25 times as long as the mean of "

@@ -215,6 +215,9 @@ def test_runs_that_cannot_be_checked(tmp_path: Path) -> None:
     write_seal(tmp_path, PREDICTION)
     with pytest.raises(UsageError, match=r"has no measurement: the run has not ended; .* train --resume .*"):
         ended_run(tmp_path)
+    (tmp_path / "log.txt").write_text("epoch 1\nno measurement: the run has no step after the first 5 steps\n")
+    with pytest.raises(UsageError, match=r"has no measurement: the run has no step after the first 5 steps$"):
+        ended_run(tmp_path)
 
 
 def test_a_seal_that_was_changed_after_the_run_is_found_out(tmp_path: Path) -> None:

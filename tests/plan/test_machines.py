@@ -321,3 +321,6 @@ def test_rows_of_another_machine_are_left_out() -> None:
     assert faster.collectives == measured.collectives
     wider = changed_machine(measured, "bandwidth=2x")
     assert (wider.products, wider.collectives) == ((product,), ())
+    within = replace(measured, collectives=(collective, replace(collective, nodes=1)))
+    assert changed_machine(within, "latency=2x").collectives == within.collectives[1:], "links do not change a node"
+    assert changed_machine(within, "memory_bandwidth=2x").collectives == ()

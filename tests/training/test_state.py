@@ -64,6 +64,12 @@ def test_between_epochs_it_may_change(now: Recipe, data: str, message: str) -> N
     check_change(BEFORE, now, BETWEEN, data)
 
 
+def test_another_order_of_the_same_data_is_named() -> None:
+    point = replace(WITHIN, data="40 13c62b16, 12 2f471622, partitioned")
+    with pytest.raises(RecipeError, match=r"of these data in another order \(.*partitioned\) than now .*set data\.storage"):
+        check_change(BEFORE, BEFORE, point, "40 13c62b16, 12 2f471622, streamed")
+
+
 def test_other_classes_are_refused_at_any_step() -> None:
     point = replace(BETWEEN, data="40 13c62b16 00c0ffee 0decade5, 12 2f471622 0badcafe 0decade5")
     check_change(BEFORE, BEFORE, point, "44 13c62b17 00c0ffef 0decade5, 12 2f471622 0badcafe 0decade5")

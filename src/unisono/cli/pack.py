@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
-from unisono.errors import UsageError
+from unisono.errors import PackError, UsageError
 from unisono.formats import parse_bytes
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ def _pack(parts: Splits, out: Path, options: PackOptions) -> int:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from unisono.data.kinds import IMAGE, find_kind
-    from unisono.data.pack.packing import as_texts, locked, pack
+    from unisono.data.pack.packing import as_texts, pack
+    from unisono.files import locked, naming_os_errors
     from unisono.launch import cores
 
     total_skipped = 0
@@ -87,7 +88,10 @@ def _pack(parts: Splits, out: Path, options: PackOptions) -> int:
     for name, part in parts.items():
         folder = out / name if name else out
         progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        with locked(folder), progress:
+        with naming_os_errors(f"cannot create {folder}", PackError):
+            folder.mkdir(parents=True, exist_ok=True)
+        busy = PackError(f"another process packs into {folder}; wait for it, or name another folder")
+        with locked(folder, busy), progress:
             task = progress.add_task(str(folder), total=len(part))
             index = pack(part, folder, options, cores(), partial(progress.advance, task))
         skipped, noun = index.about.skipped, find_kind(part.kind).class_words

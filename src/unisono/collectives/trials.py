@@ -13,7 +13,6 @@ point, or there are two ranks, whose sum has one order.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -31,7 +30,7 @@ from unisono.call import call_of, call_to_choose
 from unisono.collectives.payload import name_of
 from unisono.collectives.prepare import AUTO, PlanRequest, plan_of, prepare
 from unisono.errors import UsageError
-from unisono.files import cache_folder, write_atomically
+from unisono.files import cache_folder, locked, write_atomically
 from unisono.mpi import MPI
 from unisono.network.choice import LIBRARY, Choice
 from unisono.processor import processor
@@ -205,15 +204,10 @@ def keep_choice(path: Path, entry: str, before: list[str] | None, choice: list[s
     """
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(folder, fcntl.LOCK_EX)
+        with locked(path.parent):
             choices = read_choices(path)
             if entry in choices and choices[entry] != before:
                 return choices[entry]
             with write_atomically(path) as partial:
                 partial.write_text(json.dumps({**choices, entry: choice}, indent=1) + "\n")
-        finally:
-            os.close(folder)
     return choice

@@ -48,7 +48,7 @@ def partitioned_load(
     """
     check_installed()
     place = {"storage": AUTO} if groups is None else {"groups": groups}
-    given = {"threads": 1, **data, **place, "pack": str(pack)}
+    given = {"threads": 1, **place, **data, "pack": str(pack)}
     options = parse(DataOptions, given, "partitioned_load", UsageError)
     from unisono.data.pack.index import read_index  # noqa: PLC0415  of the extra `data`, as the next
     from unisono.data.storage.choose import resolve_storage  # noqa: PLC0415

@@ -191,7 +191,8 @@ class ElasticRun:
         name, *arguments = self.later
         if self.recipe is None:  # a program, whose ranks are not told
             arguments = ["--resume", str(self.home), *arguments]
-        return shlex.join(["unisono", name, "--elastic", *arguments])
+        given = [f"--hosts={','.join(self.hosts)}"] * bool(self.hosts) + [f"--min-ranks={self.least}"] * (self.least > 1)
+        return shlex.join(["unisono", name, "--elastic", *given, *arguments])
 
     def kept_anywhere(self) -> int:
         """Return the newest step that is kept on any host, as rank 0 has announced, or on the disk; -1 for none."""

@@ -104,8 +104,12 @@ class Loop:
                 if step < ask and step + 1 < count:
                     continue
                 due = self._world.rank == 0 and self._copies.due()
-                state = torch.tensor([int(signals.stop), int(self._copies.writing), int(due)])
-                stops, writing, due = self._world.allreduce(state, op="maximum").tolist()
+                held = any(reducer.accumulation.accumulated for reducer in self._reducers().values())
+                state = torch.tensor([int(signals.stop), int(self._copies.writing), int(due), int(held)])
+                stops, writing, due, held = self._world.allreduce(state, op="maximum").tolist()
+                if held:  # gradients that no state has: the next step is asked instead
+                    ask = step + 1
+                    continue
                 if (due and not writing) or stops:
                     self._copies.write(lambda made=step + 1: self._checkpoint(made), bool(stops))  # type: ignore[misc]
                 if stops:
@@ -148,6 +152,10 @@ class Loop:
         return Checkpoint(step, states, {}, {"averages": averages, "made_on": made_on(), "program": _program()})
 
     def _load(self, copy: Checkpoint) -> None:
+        if unlike := sorted(copy.weights.keys() ^ self._kept.keys()):
+            raise UsageError(
+                f"the state that was kept and this Loop differ in {', '.join(unlike)}: keep the same objects as before"
+            )
         for name, state in copy.weights.items():
             self._kept[name].load_state_dict(state)
         averages = copy.progress.get("averages", {})

@@ -129,6 +129,8 @@ def _use_of_cores(prediction: SealedPrediction, measured: Measurement) -> str:
 def _value_and_remedy(part: PartError, prediction: SealedPrediction, measured: Measurement) -> tuple[str, str]:
     """Return the value that was wrong, and a remedy."""
     high, low = ("high", "low") if part.off > 0 else ("low", "high")
+    if part.part == "loading" and part.off < 0:
+        return "samples load faster than its rates of disk and decoding say", "probe again"
     if part.part == "loading":
         return "loading does not keep up with the steps", "give it more threads, or a faster disk"
     if part.part == "waiting":
@@ -145,6 +147,8 @@ def _value_and_remedy(part: PartError, prediction: SealedPrediction, measured: M
         value = f"node.memory_bandwidth is too {high}" if part.predicted else "the file has no node.memory_bandwidth"
     elif not part.predicted:
         value = "the file gives exchanges between these ranks no time"
+    elif prediction.run.nodes == 1:
+        value = f"the file's rows of [[collective]] on one node are too {'short' if part.off > 0 else 'long'}"
     else:  # the value behind the larger share of the predicted exchanges
         links = prediction.program.nbytes * prediction.costs.per_byte / prediction.program.period
         value = f"link.latency is too {low}" if links < part.predicted / 2 else f"link.bandwidth is too {high}"

@@ -19,12 +19,10 @@ and 2 of 3 within the interval.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unisono.errors import UsageError
-from unisono.files import naming_os_errors
+from unisono.files import locked, naming_os_errors
 from unisono.foresight.compare import errors_of, explain, ms
 from unisono.foresight.seal import Measurement, Seal, SealedPrediction, read_measurement, read_seal, seals_of
 from unisono.formats import text_table
@@ -40,6 +38,9 @@ from unisono.tables import parse
 
 LEDGER = "ledger.jsonl"
 """Name of the ledger beside the folders of its runs."""
+
+NO_MEASUREMENT = "no measurement: "
+"""Begin of the line in the log of a run that has ended without a measurement."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,9 @@ def append(path: Path, entry: LedgerEntry) -> None:
     """
     content = json.dumps(asdict(entry), sort_keys=True, allow_nan=False).encode()
     line = b'{"check": "%08x", "entry": %s}\n' % (zlib.crc32(content), content)
-    with naming_os_errors(f"cannot append to the ledger {path}"), path.open("ab+", buffering=0) as file:
-        with suppress(OSError):  # a file system without locks: the kernel appends one write after another
-            fcntl.flock(file, fcntl.LOCK_EX)
+    # on a file system without locks the kernel appends one write after another
+    failing = naming_os_errors(f"cannot append to the ledger {path}")
+    with failing, path.open("ab+", buffering=0) as file, locked(path):
         end = file.seek(0, os.SEEK_END)
         if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
             line = b"\n" + line
@@ -130,12 +131,14 @@ def ended_run(folder: Path) -> tuple[Seal, Measurement]:
     if not folder.is_dir():
         raise UsageError(f"there is no run in {folder}")
     seals = [read_seal(path) for path in seals_of(folder)]
+    said = (folder / "log.txt").read_text().splitlines() if (folder / "log.txt").is_file() else []
     if not seals:
-        said = (folder / "log.txt").read_text().splitlines() if (folder / "log.txt").is_file() else []
         why = [line.partition(": ")[2] for line in said if line.startswith("no prediction is sealed")]
         known = why[-1] if why else "its rule or setting was not predicted; train with --machine"
         raise UsageError(f"{folder} has no sealed prediction: {known}")
     measured = [seal for seal in seals if seal.measurement.exists()]
+    if not measured and (why := [line for line in said if line.startswith(NO_MEASUREMENT)]):
+        raise UsageError(f"{folder} has {why[-1]}")
     if not measured:
         raise UsageError(
             f"{folder} has no measurement: the run has not ended; continue it with unisono train --resume {folder}"

@@ -348,7 +348,7 @@ def changed_machine(machine: MachineFacts, change: str) -> MachineFacts:
     """Return the machine with a value multiplied, as in "bandwidth=2x".
 
     Rows that were measured change with it: those of products and networks are multiplied with flops, and those of
-    collectives are left out where links or memory change, so that exchanges are estimated from the link alone.
+    collectives are left out where their links or memory change, so that exchanges are estimated from the link alone.
 
     Raises UsageError for other words, for a value that the machine file does not have, and for one beyond its limits.
     """
@@ -369,7 +369,8 @@ def changed_machine(machine: MachineFacts, change: str) -> MachineFacts:
     if name == "flops":
         machine = machine.at_speed(times)
     elif name in CHANGES_OF_EXCHANGES:
-        machine = replace(machine, collectives=())
+        kept = [row for row in machine.collectives if row.nodes == 1 and table != "node"]
+        machine = replace(machine, collectives=tuple(kept))
     try:
         changed = replace(facts, **{key: getattr(facts, key) * times})
         check(changed)

@@ -129,8 +129,9 @@ class PlannedRun:
     @property
     def wire(self) -> str | None:
         """Number format of what is exchanged between nodes; None for its own, in which the library sends it."""
-        wire = self.rule.exchange.wire
-        return wire if wire == EXACT or self.rule.algorithm != LIBRARY else None
+        wire, rule = self.rule.exchange.wire, self.rule
+        plain = rule.algorithm == LIBRARY or (self.nodes == 1 and not rule.traits.state.has_anchor)
+        return None if plain and wire != EXACT else wire
 
     @cached_property
     def exchange(self) -> ExchangeCost:

@@ -157,7 +157,7 @@ def predict_run(run: PlannedRun, alone: float | None = None) -> tuple[RunPlan, P
     check_run(run)
     inputs, played = predict_step(run, run.exchange.cost)
     memory = rank_memory(run)
-    exchanged = memory.weights / run.rule.traits.period
+    exchanged = memory.gradients / run.rule.traits.period
     row = row_of(run, inputs, played, memory, exchanged, _alone(run) if alone is None else alone)
     slow = uneven_of(run.machine, run.nodes).slow_nodes if run.nodes > 1 else {}
     without = predict_step(run, even_cost(run))[1].prediction.step if slow else 0.0

@@ -393,7 +393,7 @@ def planned_layers(run: PlannedRun, inputs: SplitInputs, splits: Mapping[str, Sp
     ranks, share = inputs.links.placement.ranks, encoded_share(run.wire) if run.nodes > 1 else 1.0
     share = (1 + share) / 2 if run.rule.traits.state is RankState.SHARDED else share
     seconds = {layer.name: product_seconds(layer, layer.flops, run.machine) for layer in run.layers}
-    total, scale, period = sum(seconds.values()), inputs.scale * ranks, run.rule.traits.period
+    total, scale, period = sum(seconds.values()), run.minibatch / run.traced, run.rule.traits.period
     facts, rows = {layer.name: layer for layer in inputs.layers}, list[PlannedLayer]()
     for layer in run.layers:
         if layer.name not in facts or not (layer.flops or layer.parameters):

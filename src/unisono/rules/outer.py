@@ -196,6 +196,8 @@ def outer_step(rate: float, momentum: float, nesterov: bool) -> Operation:
 
     def act(replica: Replica, task: Task, _: Any) -> None:
         key, kept = task.key, replica.kept
+        if (SENT, key) not in kept:  # dropped where a run resumed in other buckets: it goes with the next change
+            return
         direction = replica.bucket(key)
         if momentum:
             velocity = kept.or_zeros(MOMENTUM, key, direction)

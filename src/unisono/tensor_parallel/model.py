@@ -29,6 +29,7 @@ from unisono.reducer.reducer import Reducer
 from unisono.rules import BaseRule
 from unisono.tensor_parallel.layers import KINDS, ParallelLayer, WeightPart, become, parts_of, use_sample_dropout
 from unisono.tensor_parallel.layouts import GroupLink, SampleNumbers, exchange
+from unisono.wires import EXACT
 from unisono.world import World
 
 ATTRIBUTE = "_unisono_split"
@@ -313,6 +314,8 @@ def refusal(rule: BaseRule, optimizer: type = object) -> str:
     sums_norms = issubclass(optimizer, LayerwiseOptimizer) and unwrap(optimizer.step) is unwrap(LayerwiseOptimizer.step)
     if not rule.traits.groups:
         return f"{type(rule).__name__} does not take split layers: use BSP or Sharded, or no plan"
+    if rule.exchange.wire == EXACT:
+        return 'split layers do not sum by the wire "exact", as virtual ranks do: use another, or no plan'
     if not needs_whole or sums_norms:
         return ""
     fits = "SGD, Adam, AdamW, or LARS or LAMB of unisono.optimizers"

@@ -31,7 +31,7 @@ import numpy as np
 from unisono.data.order import steps_of
 from unisono.errors import UsageError
 from unisono.foresight.compare import explain, step_words, summarize
-from unisono.foresight.ledger import LEDGER, LedgerEntry, append
+from unisono.foresight.ledger import LEDGER, NO_MEASUREMENT, LedgerEntry, append
 from unisono.foresight.seal import (
     BEFORE,
     MEASUREMENT,
@@ -188,14 +188,17 @@ class RunForesight:
     def _write(self, wall: float, use: ProcessorUse) -> None:
         """Write the measurement, if there is one, and add a run with a seal to the ledger."""
         home, display, seal = self.run.home, self.run.display, self._seal
-        if seal is None and self._pending:
+        if self._pending:
             why = f"the run ended after {self._made} steps, while settings were still tried"
+            if seal is not None:
+                display.log(f"{NO_MEASUREMENT}{why}; train longer")
+                return
             display.log(f"no prediction is sealed, which is no error: {why}; train longer, or with --machine")
         skip, period = self._searched + WARMUP_STEPS, self.run.trainer.reducer.rule.traits.period
         steps = np.concatenate(self._kept or [np.empty((1, 0, len(KINDS)), np.float32)], axis=1)
         measurement = measure(steps, KINDS, max(0, skip - self._dropped), period)
         if measurement is None:
-            display.detail(f"no measurement: {reason_without_measurement(period, skip)}")
+            display.detail(f"{NO_MEASUREMENT}{reason_without_measurement(period, skip)}")
             return
         digest = "" if seal is None else seal.digest
         totals = {"all_steps": self._all_steps, "timed": self._dropped + steps.shape[1], "wall": wall}

@@ -233,6 +233,9 @@ def run_on_ranks(recipe: Recipe, samples: SampleRecipe, machine: MachineFacts, p
     nodes, of_nodes = len(placement.nodes), {len(ranks) for ranks in placement.nodes}
     if len(of_nodes) > 1:
         raise UsageError(f"{placement.ranks} ranks do not spread evenly over {nodes} nodes")
+    if min(of_nodes) < machine.node.accelerators:
+        ranks = counted(min(of_nodes), "rank")
+        raise UsageError(f"{ranks} of a node use as many accelerators, and {machine.name} has {machine.node.accelerators}")
     return planned_run(PlanRecipe(**vars(recipe), samples=samples), machine, nodes, *of_nodes)
 
 

@@ -252,7 +252,7 @@ class TogetherPlayer(EventPlayer):
         self._foresight: RunForesight
         self._drawn, self._epoch_began = Draw(0, 0), 0.0
         self._timer = Timer(60 * run.recipe.training.checkpoint_minutes)
-        self._due = False  # True where the clock has requested the checkpoint of this step
+        self._due = False  # True while the clock has requested a checkpoint: at the end of a period
 
     def begin(self, before: Recipe | None) -> None:
         run = self.run
@@ -310,8 +310,8 @@ class TogetherPlayer(EventPlayer):
         return self.feed.epoch(event.epoch, self.run.recipe.training.batch, event.done)
 
     def step(self, event: TrainStep) -> int:
-        self._due = self.run.world.rank == 0 and self._timer.due()
-        if self._due:
+        if self.run.world.rank == 0 and self._timer.due():
+            self._due = True
             self.run.trainer.request("save")
         if self._copies is not None and self.run.world.rank == 0 and self._copies.due():
             self.run.trainer.request("copy")
@@ -350,6 +350,8 @@ class TogetherPlayer(EventPlayer):
                 self._foresight.add_steps(everyone)
         elif event.why and not self._due:
             run.display.log(f"saved step {self.made} on {event.why}")
+        if event.why:
+            self._due = False
 
     def end_epoch(self) -> dict[str, Any]:
         run, training, samples = self.run, self.run.recipe.training, self.run.feed.samples

@@ -96,6 +96,8 @@ def _about_ranks(recipe: Recipe, ranks: int) -> Iterator[str]:
     if (plan := plan_of(recipe, ranks)) is not None:
         if rule is not None and not rule.traits.groups:
             yield f"rule.name = {recipe.rule.name!r} does not take the split layers of [parallel]: use bsp or sharded"
+        if rule is not None and rule.exchange.wire == EXACT:
+            yield '[parallel] splits layers, which do not sum by the wire "exact", as virtual ranks do: use another'
         for size in sorted({split.ranks for split in plan.values()}):
             if ranks % size:
                 yield (
@@ -127,6 +129,10 @@ def about_virtual_ranks(recipe: Recipe, ranks: int) -> Iterator[str]:
     if not virtual:
         return
     named = f"training.virtual_ranks = {virtual}"
+    if recipe.exchange.wire not in (OWN, EXACT):
+        yield f'{named}, but the sums of exchange.wire = "{recipe.exchange.wire}" depend on the ranks: use "exact"'
+    if not (is_user_function(recipe.rule.name) or make_rule(recipe).traits.exact):
+        yield f'{named}, but rule.name = "{recipe.rule.name}" does not sum by the wire "exact": use bsp or sharded'
     if virtual < ranks:
         yield f"{named}, but {ranks} ranks: some would have no share; start at most {virtual} ranks, or raise it"
     if batch % virtual:

@@ -241,6 +241,12 @@ def check_change(before: Recipe, now: Recipe, point: RunPoint, data: str) -> Non
             "the run's classes, or begin a new run"
         )
     if point.done and not is_same_data(point.data, data):
+        if is_same_data(*_without_order(point.data, data)):
+            raise RecipeError(
+                f"the run stopped {point.done} steps into an epoch of these data in another order ({point.data}) than now "
+                f"({data}): set data.storage and data.buffer_megabytes to those that its log.txt names; "
+                'data.storage = "auto" chooses by free memory'
+            )
         raise RecipeError(
             f"the run stopped {point.done} steps into an epoch of other data ({point.data}) than now ({data}); "
             "change it at the end of an epoch"
@@ -254,9 +260,13 @@ def check_change(before: Recipe, now: Recipe, point: RunPoint, data: str) -> Non
             )
 
 
+def _without_order(*fingerprints: str) -> Iterator[str]:
+    return (", ".join(fingerprint.split(", ")[:2]) for fingerprint in fingerprints)
+
+
 def describe_change(point: RunPoint, data: str) -> list[str]:
     """Return a line where a run resumed at `point` goes on with other data: `data` is their fingerprint."""
-    before, now = (", ".join(fingerprint.split(", ")[:2]) for fingerprint in (point.data, data))  # without their order
+    before, now = _without_order(point.data, data)
     if not point.data or is_same_data(before, now):
         return []
     return [f"the run was trained on other data ({before}) than it goes on with ({now})"]

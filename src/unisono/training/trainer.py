@@ -95,9 +95,15 @@ class Trainer:
                 f"the model is parallel by {self.reducer.rule}, and the Trainer's rule is {rule}: give it the same "
                 "one, or call unisono.parallel(model, world, rule) first"
             )
+        virtual = self.reducer.programs.virtual
+        if virtual_ranks not in (0, made := 0 if virtual is None else virtual.count):
+            raise UsageError(
+                f"Trainer(virtual_ranks={virtual_ranks}), but the model is parallel with virtual_ranks={made}: give the "
+                "same to unisono.parallel"
+            )
         sharded = self.reducer.traits.state is RankState.SHARDED
         check_split_optimizer(model, optimizer)
-        self.reducer.clip, self.reducer.programs.layer_norms = clip, isinstance(optimizer, LayerwiseOptimizer)
+        self._clip, self._is_layerwise = clip, isinstance(optimizer, LayerwiseOptimizer)
         if sharded:
             self.reducer.shard(optimizer, own_loop=False)
         self._optimizing = BucketedOptimizer(optimizer, self.reducer.parameters, weakly(self.reducer.runner.wait))
@@ -134,6 +140,7 @@ class Trainer:
         waited = reducer.times.waiting
         total: float | torch.Tensor = 0.0
         reducer.control.samples = float(samples)
+        reducer.clip, reducer.programs.layer_norms = self._clip, self._is_layerwise  # those of several may differ
         if (virtual := reducer.programs.virtual) is not None:
             with name_nondeterministic():
                 for share in virtual.passes(self.model, (inputs, labels), whole, seed, self._pass_without_samples):

@@ -363,6 +363,9 @@ def test_another_optimizer_comes_with_the_same_virtual_ranks(world: World) -> No
         with pytest.raises(UsageError, match="but the model is parallel with 8 and 1: pass the same"):
             unisono.parallel(model, world, rule, second, **given)
     unisono.parallel(model, world, rule, second, virtual_ranks=SHARES)
+    with pytest.raises(UsageError, match=r"Trainer\(virtual_ranks=16\), but the model is parallel with virtual_ranks=8"):
+        Trainer(model, world, rule, second, virtual_ranks=2 * SHARES)
+    assert Trainer(model, world, rule, second).reducer is Trainer(model, world, rule, second, virtual_ranks=8).reducer
 
 
 class Assigns(nn.Module):

@@ -203,6 +203,20 @@ def test_a_run_resumes_bit_for_bit_wherever_it_stopped(group: World, rule: BaseR
             assert torch.equal(anchors(second), anchors(uninterrupted))
 
 
+def test_a_change_in_flight_goes_with_the_next_where_a_run_resumes_in_other_buckets(group: World) -> None:
+    small, large = (DiLoCo(Exchange(bucket_bytes=size), every=8, fragments=2, delay=2) for size in (64, 1 << 20))
+    states = states_of(trained(group, small, 3), group)
+    saved = group.call_on_root(lambda: Checkpoint(3, *states, {}))
+    model = network()
+    resumed = Trainer(model, group, large, optimizer_of(model))
+    assert load_states(resumed, group, saved) == []
+    for inputs, labels in batches(group, 16, BATCH):
+        resumed.step(inputs.double(), labels)
+    resumed.wait()
+    mine = anchors(resumed)
+    assert all(torch.equal(mine, its) for its in group.all_gather_object(mine))
+
+
 def test_another_number_of_ranks_begins_with_the_anchor(group: World) -> None:
     rule = DiLoCo(exchange("int4"), every=8, fragments=2, delay=2)
     trainer = trained(group, rule, 6)  # with a fragment in flight

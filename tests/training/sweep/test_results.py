@@ -138,6 +138,9 @@ def test_a_table_is_a_value_of_a_sweep(planned: Plan) -> None:
     sweep = planned("parallel.layers={},auto")
     content = json.loads(to_json(sweep, results_of(sweep, {})))
     assert [run["values"] for run in content["runs"]] == [{"parallel.layers": {}}, {"parallel.layers": "auto"}]
+    named = planned("parallel.layers.classifier.1=column", "training.seed=0,1")
+    content = json.loads(to_json(named, results_of(named, {})))
+    assert [run["values"]["parallel.layers.classifier.1"] for run in content["runs"]] == ["column"] * 2
 
 
 def test_texts_have_columns_of_perplexity(planned: Plan) -> None:

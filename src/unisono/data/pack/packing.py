@@ -14,13 +14,12 @@ many stripes at once (swCaffe 5.2: data striped over 32 disks in blocks of 256 M
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -287,23 +286,6 @@ def _check_folder(folder: Path, fingerprint: str, stripes: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for partial in partials:
             partial.unlink(missing_ok=True)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Make a folder, and lock it for the block. Raises PackError where another process packs there."""
-    with naming_os_errors(f"cannot create {folder}", PackError):
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # a file system without locks
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise PackError(f"another process packs into {folder}; wait for it, or name another folder") from error
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def as_texts(names: Sequence[str]) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ from unisono.training import run_directory
 from unisono.training.accuracy import accuracy_of, count
 from unisono.training.checkpoint.files import load_newest, load_weights
 from unisono.training.checkpoint.layout import checkpoint_names
-from unisono.training.recipe import Recipe
+from unisono.training.recipe import Recipe, threads_of
 from unisono.training.run import DTYPES, bind_cores, context_of, decoding_threads, make_model, take_device
 from unisono.training.scoring.evaluation import BatchThroughput, Evaluation, count_confusion, measure_throughput
 from unisono.training.state import fitting
@@ -69,8 +69,8 @@ def evaluate(
     timed on rank 0. `log` is called with lines to print, on every rank. `device_name` names the device of each rank as
     in a recipe; None for that of the run. Raises UsageError on all ranks.
     """
-    share, _ = bind_cores(world)
     run = world.call_on_root(lambda: read_run(folder))
+    share, _ = bind_cores(world, threads_of(run.recipe))
     for note in run.notes:
         log(note)
     recipe, dtype = run.recipe, DTYPES[run.recipe.model.dtype]

@@ -19,6 +19,7 @@ from operator import getitem
 from typing import Any, NamedTuple
 
 from unisono.formats import format_duration, markdown_table
+from unisono.tables import flat
 from unisono.training.measures import ACCURACY, Curve, Measure, curve_of, finite, measure_of
 from unisono.training.recipe import to_dict
 from unisono.training.run_directory import read_metrics
@@ -119,7 +120,11 @@ def to_json(sweep: Sweep, results: Sequence[RunResult]) -> str:
     runs = list[dict[str, Any]]()
     for result in results:
         settings = to_dict(sweep.recipes[result.point.name])
-        values = {axis.key: reduce(getitem, axis.key.split("."), settings) for axis in grid.axes}
+        flattened = flat(settings)  # a layer's name may have dots
+        values = {
+            axis.key: flattened[axis.key] if axis.key in flattened else reduce(getitem, axis.key.split("."), settings)
+            for axis in grid.axes
+        }
         runs.append({"name": result.point.name, "values": values, **result.outcome._asdict()})
         if (curve := result.curve) is not None:
             runs[-1] |= {
