@@ -47,7 +47,7 @@ from unisono.schedules.pieces import bounds
 from unisono.transports.fused import staged_all_gather
 from unisono.transports.messages import Parcel
 from unisono.transports.plan import bytes_at
-from unisono.wires import wire_of
+from unisono.wires import EXACT, wire_of
 
 
 def all_gather(
@@ -60,6 +60,7 @@ def all_gather(
     if is_on_device(shard, out):
         on_host(group, "all_gather", (shard, out), (out,), partial(all_gather, group, algorithm=algorithm, wire=wire))
         return out
+    wire = None if wire == EXACT else wire  # nothing is summed: chunks are those of ranks, not of whole blocks
     start, stop = bounds(out.numel(), group.size, group.rank)
     with Checks(group, "all_gather"):
         if shard.numel() != stop - start or shard.dtype != out.dtype:

@@ -73,6 +73,7 @@ def _start_first(
         with Checks(group, "allreduce"):
             nbytes_of(tensor)
             check_output(group, tensor, "allreduce")
+            group.plans.choose("allreduce", algorithm, tensor.nbytes)  # raises before the tensor has integers
         with torch.no_grad():
             put_back(tensor, sum_over(group, tensor, algorithm, allreduce))
         return

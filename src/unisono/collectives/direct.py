@@ -31,6 +31,7 @@ from unisono.collectives.group import Group
 from unisono.collectives.payload import flat_of, memory_of, move_dtype_of, put_back
 from unisono.collectives.prepare import AUTO
 from unisono.device import is_on_host, module_of
+from unisono.errors import TensorError
 from unisono.mpi import MPI
 from unisono.network.choice import LIBRARY
 from unisono.schedules.pieces import bounds, cut_program
@@ -80,6 +81,7 @@ def reduce_scatter_direct(group: Group, tensor: torch.Tensor, part: torch.Tensor
     Raises TensorError where `part` shares memory with `tensor` in any other place than that part.
     """
     with Checks(group, "reduce_scatter"):
+        _check_part(group, part, tensor)
         check_chunk(group, "reduce_scatter", part, tensor, group.rank * part.numel())
     partial_sums = flat_of(tensor).clone()
     _play(group, "reduce_scatter", partial_sums, op)
@@ -93,6 +95,7 @@ def all_gather_direct(group: Group, part: torch.Tensor, out: torch.Tensor) -> No
     Raises TensorError where `part` shares memory with `out` in any other place than its own.
     """
     with Checks(group, "all_gather"):
+        _check_part(group, part, out)
         check_chunk(group, "all_gather", part, out, group.rank * part.numel())
     flat = flat_of(out)
     chunk = _own_chunk(group, flat)
@@ -104,6 +107,14 @@ def all_gather_direct(group: Group, part: torch.Tensor, out: torch.Tensor) -> No
 def broadcast_direct(group: Group, tensor: torch.Tensor, root: int) -> None:
     """Copy the root's `tensor` to all ranks, in place."""
     _play(group, "broadcast", flat_of(tensor), None, "tree", root)
+
+
+def _check_part(group: Group, part: torch.Tensor, whole: torch.Tensor) -> None:
+    if part.dtype != whole.dtype or part.numel() * group.size != whole.numel():
+        raise TensorError(
+            f"rank {group.rank}: {part.numel()} x {part.dtype} is not one of {group.size} equal parts of "
+            f"{whole.numel()} x {whole.dtype}"
+        )
 
 
 def _own_chunk(group: Group, flat: torch.Tensor) -> torch.Tensor:

@@ -34,6 +34,7 @@ from unisono.transports.mailboxes import Mailboxes, make_mailboxes
 from unisono.transports.messages import Delivery, Parcel, wait
 from unisono.transports.node_memory import NodeMemory, SharedMemory, make_node_memory
 from unisono.transports.plan import Plan, Prepared
+from unisono.transports.steps import RowKind, kind_of
 from unisono.wires import EXACT
 
 Made = TypeVar("Made")
@@ -170,6 +171,8 @@ class Group:
             return Choice(plan.algorithm, plan.transport) if exact else self._trials.choose(plan)
         short = (plan.algorithm == LIBRARY or exact) and 0 < plan.nbytes <= MAX_SHORT_BYTES
         long = plan.collective in LONG_COLLECTIVES and plan.nbytes > MAX_SHORT_BYTES and not self.table.network.measured
+        if long and plan.op is not None and kind_of(plan.dtype, plan.reduction) is RowKind.OTHER:
+            long = False  # each play would keep memory of the payload's size
         tuned = (plan.collective, "across nodes") in self.table.measured
         if not (short or long) or tuned or (calls := self.socket_calls(plan.call)) is None:
             return Choice(plan.algorithm, plan.transport)

@@ -114,27 +114,27 @@ static PyObject *key_of(PyObject *parameters, PyObject *const *tensors, Py_ssize
     return key;
 }
 
-/* Put None in the place of the addresses of a key that nobody else holds. */
-static void forget_addresses(PyObject *key, Py_ssize_t first) {
-    for (Py_ssize_t at = first; at < PyTuple_GET_SIZE(key); at += 3) {
-        PyObject *address = PyTuple_GET_ITEM(key, at);
-        PyTuple_SET_ITEM(key, at, Py_NewRef(Py_None));
-        Py_DECREF(address);
+/* Return a key with None in the place of its addresses, a new reference; NULL with an error. A tuple keeps its hash from
+   Python 3.14 on, so it is another one. */
+static PyObject *without_addresses(PyObject *key, Py_ssize_t first) {
+    PyObject *anywhere = PyTuple_New(PyTuple_GET_SIZE(key));
+    for (Py_ssize_t at = 0; anywhere != NULL && at < PyTuple_GET_SIZE(key); at++) {
+        const int is_address = at >= first && (at - first) % 3 == 0;
+        PyTuple_SET_ITEM(anywhere, at, Py_NewRef(is_address ? Py_None : PyTuple_GET_ITEM(key, at)));
     }
+    return anywhere;
 }
 
 /* Call the function that is kept for tensors of such lengths and dtypes anywhere. Return what it does, a new reference;
-   NULL if there is none, or with an error. The key loses its addresses. */
+   NULL if there is none, or with an error. */
 static PyObject *start_anywhere(Ready *self, PyObject *key, Py_ssize_t first) {
-    const Py_ssize_t last = PyTuple_GET_SIZE(key) - 3;
-    PyObject *addresses[] = {Py_NewRef(PyTuple_GET_ITEM(key, first)), Py_NewRef(PyTuple_GET_ITEM(key, last))};
-    forget_addresses(key, first);
-    PyObject *start = PyDict_GetItemWithError(self->starts, key);
+    PyObject *addresses[] = {PyTuple_GET_ITEM(key, first), PyTuple_GET_ITEM(key, PyTuple_GET_SIZE(key) - 3)};
+    PyObject *anywhere = without_addresses(key, first);
+    PyObject *start = anywhere == NULL ? NULL : PyDict_GetItemWithError(self->starts, anywhere);
     Py_XINCREF(start);
+    Py_XDECREF(anywhere);
     PyObject *started = start == NULL ? NULL : PyObject_Vectorcall(start, addresses, 2, NULL);
     Py_XDECREF(start);
-    Py_DECREF(addresses[0]);
-    Py_DECREF(addresses[1]);
     return started;
 }
 
@@ -220,8 +220,9 @@ static PyObject *ready_add_anywhere(PyObject *object, PyObject *const *arguments
     PyObject *key = key_to_keep(arguments, count);
     if (key == NULL) return none_unless_failed();
     if (PyDict_GET_SIZE(self->starts) >= self->largest) PyDict_Clear(self->starts);
-    forget_addresses(key, PyTuple_GET_SIZE(arguments[0]));
-    PyDict_SetItem(self->starts, key, arguments[1]);
+    PyObject *anywhere = without_addresses(key, PyTuple_GET_SIZE(arguments[0]));
+    if (anywhere != NULL) PyDict_SetItem(self->starts, anywhere, arguments[1]);
+    Py_XDECREF(anywhere);
     Py_DECREF(key);
     return none_unless_failed();
 }

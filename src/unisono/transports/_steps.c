@@ -47,7 +47,7 @@ typedef struct {
 } Player;
 
 /* Bytes of what a row counts, by kind. */
-static const int64_t SIZES[] = {1, 4, 8, 2, 0, 0, 0, 0, 0, 0, 4, 8, 4, 8, 4, 8};
+static const int64_t SIZES[SUM_FLOAT16 + 1] = {1, 4, 8, 2, 0, 0, 0, 0, 0, 0, 4, 8, 4, 8, 4, 8, 2};
 
 static const int64_t MIN_UNLOCKED_BYTES = 32 << 10;
 

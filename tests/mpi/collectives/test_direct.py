@@ -156,6 +156,15 @@ def test_all_gather(world: World, group: Group) -> None:
     torch.testing.assert_close(out, torch.cat([of_rank(rank, 4, torch.float16) for rank in range(world.size)]))
 
 
+def test_parts_of_another_dtype_or_length_are_refused(world: World, group: Group) -> None:
+    whole = torch.empty(4 * world.size)
+    for part in (torch.empty(4, dtype=torch.bfloat16), torch.empty(5)):
+        with pytest.raises(TensorError, match=rf"rank \d: {len(part)} x .* is not one of {world.size} equal parts of"):
+            all_gather_direct(group, part, whole)
+        with pytest.raises(TensorError, match="equal parts of"):
+            reduce_scatter_direct(group, whole, part, "sum")
+
+
 def test_sixteen_bits_round_the_parts_and_their_sum(world: World, group: Group) -> None:
     tensor = own(world, 1001, torch.float32)
     allreduce_direct(group, tensor, "sum", "bfloat16")

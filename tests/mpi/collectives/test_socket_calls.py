@@ -13,7 +13,7 @@ import torch
 from unisono.collectives import socket_calls
 from unisono.collectives.socket_calls import ANSWERS, ENTRY, FEW_ROUNDS, MAX_FLAT_BYTES, MAX_SHORT_BYTES, SocketCalls
 from unisono.collectives.trials import keep_choice
-from unisono.errors import MismatchError, TensorError
+from unisono.errors import MismatchError, TensorError, UsageError
 from unisono.placement import one_rank_per_node
 from unisono.schedules.pieces import bounds
 from unisono.transports import sockets
@@ -243,6 +243,25 @@ def test_a_mistake_where_ranks_wait_for_nobody_is_named_by_the_next_calls(broken
             broken.broadcast(torch.zeros(5), min(broken.rank, 1))
         for _ in range(2):  # a rank that finds it is missing in the second one
             broken.barrier()
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "ring"])
+@pytest.mark.parametrize("length", [100, 1000])
+def test_shards_of_exact_sums_are_gathered_where_they_lie(apart: World, algorithm: str, length: int) -> None:
+    """Sums are of whole blocks of 256 numbers, and shards are not."""
+    given = torch.arange(length, dtype=torch.float32)
+    whole = given.clone()
+    shard = apart.reduce_scatter(whole, algorithm, wire="exact")
+    gathered = apart.all_gather(shard.clone(), torch.full((length,), -1.0), algorithm, wire="exact")
+    assert torch.equal(gathered, given * apart.size)
+
+
+def test_an_exact_sum_that_is_refused_leaves_the_tensor(apart: World) -> None:
+    given = torch.rand(1000)
+    kept = given.clone()
+    with pytest.raises(UsageError, match="no schedule 'rnig'"):
+        apart.allreduce(given, "rnig", wire="exact")
+    assert torch.equal(given, kept)
 
 
 @pytest.mark.parametrize("how", [(), ("ring", "exact")])
