@@ -29,8 +29,8 @@ def init(table: Path | None = None, timeout: float | None = None) -> World:
     that waits for others raises StallError; the default is UNISONO_TIMEOUT, else 600.
 
     From here on, an uncaught exception in the main thread of any rank prints its traceback with the rank and ends all
-    ranks (`uncaught.py`). PyTorch gets one thread for each core of the rank's fair share (`binding.py`), unless
-    OMP_NUM_THREADS sets another number.
+    ranks (`uncaught.py`). PyTorch gets one thread for each core of the rank's fair share, from 8 cores on one less
+    (`binding.py`), unless OMP_NUM_THREADS sets another number.
 
     Raises LaunchError if the MPI library is not the one that started the ranks, or lacks MPI_THREAD_MULTIPLE, and
     UsageError for a timeout that is not a number of seconds above 0.

@@ -52,7 +52,7 @@ def make_optimizer(
         "lars": {"momentum": momentum},
         "lamb": {"betas": (momentum, 0.999)},
     }
-    return kind(by_decay(model.parameters(), decay), rate, **options[name])
+    return kind(by_decay(model.parameters(), decay), rate, **options.get(name, {}))
 
 
 def by_decay(parameters: Iterable[torch.nn.Parameter], decay: float) -> list[dict[str, Any]]:

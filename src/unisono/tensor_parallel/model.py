@@ -256,12 +256,12 @@ def _end_pass(model: nn.Module, *_: object) -> None:
 
 
 def whole_state_dict(model: nn.Module) -> dict[str, Any]:
-    """Return the model's state_dict with whole tensors on rank 0, {} elsewhere. Called by all ranks together."""
+    """Return the model's state_dict with whole tensors, on rank 0 alone if it is split. Called by all ranks together."""
     return _whole(model, model.state_dict(), dict(model.named_parameters(remove_duplicate=False)))
 
 
 def whole_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the optimizer's state_dict with whole tensors on rank 0, {} elsewhere. Called by all ranks together."""
+    """Return the optimizer's state_dict with whole tensors, as `whole_state_dict`. Called by all ranks together."""
     state, split = optimizer.state_dict(), split_of(model)
     parameters = [weight for group in optimizer.param_groups for weight in group["params"]]  # by index in the state
     flat = {(index, key): each[key] for index, each in sorted(state["state"].items()) for key in sorted(each)}

@@ -141,7 +141,7 @@ class ExchangeRecipe:
 
 @dataclass(frozen=True)
 class ParallelRecipe:
-    """Layers that are split over groups of ranks; ranks of a group train on the same samples."""
+    """Layers that are split over groups of ranks, each with its own samples: activations are exchanged."""
 
     ranks: int = number(0, at_least=0)
     """Ranks in a group of the layers whose words have no size of their own; 0: all ranks."""

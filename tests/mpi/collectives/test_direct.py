@@ -25,7 +25,7 @@ from unisono.collectives.direct import (
 )
 from unisono.collectives.group import Group
 from unisono.collectives.payload import memory_of
-from unisono.errors import MismatchError
+from unisono.errors import MismatchError, TensorError
 from unisono.placement import place, regular
 from unisono.world import World
 
