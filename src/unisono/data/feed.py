@@ -144,8 +144,9 @@ class Feed(FeedFacts):
             return self._train.sampler.own_epoch(self._seed, epoch, batch, done)
 
         drawn = own_numbers(draw, self._own, batch, step)
+        worker = self._world.rank if self._own == self.samples else 0  # where all hold all, each changes them otherwise
         for epoch, several in groupby(drawn, key=lambda pair: pair[0]):
-            yield from self._train.batches((numbers for _, numbers in several), self._seed, epoch)
+            yield from self._train.batches((numbers for _, numbers in several), self._seed, worker << 40 | epoch)
 
     def stop_threads(self) -> None:
         """Stop the threads: all that a rank does by itself if the others cannot be waited for."""

@@ -213,6 +213,17 @@ def test_own_batches_resume_with_the_same_random_changes(group: World, packs: Pa
     feed.close()
 
 
+@pytest.mark.parametrize("storage", ["partitioned", "replicated"])
+def test_each_worker_changes_a_sample_differently_and_worker_0_as_ever(group: World, packs: Path, storage: str) -> None:
+    options = DataOptions(pack=str(packs), augment="shift", threads=1, storage=storage, size=6)
+    feed = packed_feed(options, group, SEED, out_of_step=True)
+    batches = own(feed, 5, 0, 21)
+    feed.close()
+    mine = {str(inputs.tolist()) for batch, _ in batches for inputs in batch}
+    others = [made for rank, made in enumerate(group.all_gather_object(mine)) if rank != group.rank]
+    assert all(len(mine & made) < len(mine) / 2 for made in others)
+
+
 def test_ranks_draw_by_themselves_from_a_data_set_that_all_hold(group: World) -> None:
     from unisono.data.builtin import load_digits
 

@@ -53,9 +53,8 @@ def find_kind(name: str) -> SampleKind:
 
 
 def kind_of_content(sample: bytes) -> str:
-    """Return the name of the kind with whose signature a file begins; IMAGE if there is none."""
-    signatures = {name: find_kind(name).signature for name in KINDS}
-    return next((name for name, begin in signatures.items() if begin and sample.startswith(begin)), IMAGE)
+    """Return the name of the kind as whose files this one begins; IMAGE if there is none."""
+    return next((name for name in KINDS if find_kind(name).is_signed(sample)), IMAGE)
 
 
 def all_augments() -> tuple[str, ...]:
@@ -92,8 +91,6 @@ class SampleKind(ABC):
     """Column of a stripe that has the samples."""
     endings: ClassVar[tuple[str, ...]] = ()
     """Endings of file names, in lower case: ".jpg"; none for samples that are no files."""
-    signature: ClassVar[bytes] = b""
-    """First bytes of each file; empty if files of this kind differ in them."""
     file_kind: ClassVar[str] = ""
     """Kind of the files that show such a sample, for predictions of files, if it is another kind."""
     class_in_name: ClassVar[bool] = False
@@ -106,6 +103,10 @@ class SampleKind(ABC):
     """True if inputs and labels are the tokens of a text, int64: runs are then measured by perplexity."""
     class_remedy: ClassVar[str] = "pack samples of the same classes"
     """Remedy where two packs have other classes, in messages."""
+
+    def is_signed(self, sample: bytes) -> bool:  # noqa: ARG002  a default
+        """Return True if a file begins as each of this kind does; False where files of this kind differ in that."""
+        return False
 
     def encode(self, sample: bytes, options: PackOptions) -> bytes:  # noqa: ARG002  a default
         """Return the bytes to pack of a sample that is not empty. Raises DecodeError if it is broken or truncated."""

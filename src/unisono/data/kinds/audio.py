@@ -233,9 +233,11 @@ class AudioKind(SampleKind):
     plural = "audio"
     column = "audio"
     endings = (".wav",)
-    signature = b"RIFF"
     class_in_name = True
     augments = ("none", "shift", "mask")
+
+    def is_signed(self, sample: bytes) -> bool:
+        return sample[:4] == b"RIFF" and sample[8:12] == b"WAVE"  # WebP images are RIFF files, too
 
     def encode(self, sample: bytes, options: PackOptions) -> bytes:  # noqa: ARG002  recordings stay as they are
         """Return the file unchanged, after it has been read. Raises DecodeError if it is no wav file of 16 bits."""

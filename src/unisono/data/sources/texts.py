@@ -24,6 +24,7 @@ import json
 import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,7 +68,12 @@ def find(path: Path, options: TextOptions) -> Splits:
         whole, tokens = streams[""], streams[""].tokens
         cut = len(tokens) - len(tokens) // TEST_SHARE
         streams = {"train": whole._replace(tokens=tokens[:cut]), "test": whole._replace(tokens=tokens[cut:])}
-    return {name: windows_source(stream, options.window, path, name) for name, stream in streams.items()}
+    found = {name: windows_source(stream, options.window, path, name) for name, stream in streams.items()}
+    used = {file for stream in streams.values() for file in stream.files}
+    endings = {".npy", *(ending for each, *_ in FORMATS for ending in each)}
+    there = sorted(walk(path)) if found and path.is_dir() else []
+    others = [str(file.relative_to(path)) for file in there if file.suffix.lower() in endings and file not in used]
+    return {name: replace(each, others=() if at else others) for at, (name, each) in enumerate(found.items())}
 
 
 def _streams(path: Path, options: TextOptions) -> dict[str, TokenStream]:
@@ -98,15 +104,15 @@ def files_by_split(path: Path, endings: Sequence[str], by_name: bool) -> dict[st
     `by_name` or where each file is a .txt. Raises PackError if only some files are in splits, or for a link to none.
     """
     if not path.is_dir():
-        return {"": [path]} if path.suffix in endings else {}
-    there = sorted(file for file in walk(path) if file.suffix in endings)
+        return {"": [path]} if path.suffix.lower() in endings else {}
+    there = sorted(file for file in walk(path) if file.suffix.lower() in endings)
     files = [file for file in there if file.is_file()]
     if files and len(files) < len(there):
         broken = next(file for file in there if not file.is_file())
         raise PackError(f"{broken} is no file, or a link to none: restore it, or remove it")
     names = [file.relative_to(path).parts for file in files]
     splits = [_split_of(parts, words=None) for parts in names]
-    texts = all(parts[-1].endswith(".txt") for parts in names)  # train.py and test.py are programs
+    texts = all(parts[-1].lower().endswith(".txt") for parts in names)  # train.py and test.py are programs
     if "" in splits or len(set(splits)) == 1 or not (by_name or texts):
         splits = [_split_of(parts, words=int(by_name)) for parts in names]
     found: dict[str, list[Path]] = {}

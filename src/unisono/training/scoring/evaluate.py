@@ -27,7 +27,7 @@ from unisono.binding import CoreShare
 from unisono.compute.convolution_plan import ConvolutionPlan, Times, machine, read_plan
 from unisono.compute.prepare import StepContext, prepare
 from unisono.data.builtin import BUILTIN_DATASETS, RowReader
-from unisono.data.feed import check_alike, has_other_classes, is_same_data
+from unisono.data.feed import check_alike, check_on_all, has_other_classes, is_same_data
 from unisono.data.kinds import make_transform
 from unisono.data.loading import Batch, InputFacts, Prefetcher, Reader, cast_inputs, to_device
 from unisono.data.options import DataOptions
@@ -245,6 +245,7 @@ def open_test_set(recipe: Recipe, pack: Path | None, world: World, share: CoreSh
     from unisono.data.storage import read_storage  # noqa: PLC0415  of the extra `data`
 
     train, test = world.call_on_all(lambda: read_both(Path(trained_on), pack))
+    check_on_all(test.folder, f"{train.fingerprint}, {test.fingerprint}", world)
     storage = read_storage(DataOptions(), test, world)
     transform = make_transform(train, recipe.data)
     return Prefetcher(test, storage, transform, decoding_threads(recipe.data, share), device=device)

@@ -141,7 +141,7 @@ class FileInputs(InputFacts):
         if not content:
             raise DecodeError(f"it is empty; {wanted}")
         for kind in map(find_kind, KINDS):
-            if kind is not self._kind and kind.signature and content.startswith(kind.signature):
+            if kind is not self._kind and kind.is_signed(content):
                 raise DecodeError(f"it holds {kind.plural}; {wanted}")
         memory = torch.empty((1, *self._transform.shape))
         try:
@@ -193,7 +193,8 @@ def predict_text(
     batches = zip(torch.split(inputs, batch), torch.split(labels, batch), strict=True)
     scored = accuracy_of(sum_scores(forward, batches, None)[0], len(text))
     context, last = context_after(text, tokenizer.end_of_text, window)
-    following = most_probable(forward(context)[0, last], lambda token: token_text(tokenizer, token), most)
+    scores = forward(context).flatten(0, -2)[last, : len(tokenizer.tokens)]  # some networks have more, or rows of tokens
+    following = most_probable(scores, lambda token: token_text(tokenizer, token), most)
     bits = scored.loss * len(text) / math.log(2) / nbytes
     parts = [
         f"{len(text):,} token{'s' * (len(text) > 1)}",
