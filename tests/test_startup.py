@@ -73,6 +73,11 @@ def alive(ranks: dict[int, RankProcess]) -> list[int]:
     return [rank for rank, state in states.items() if state and state[0] != b"Z"]
 
 
+def test_a_single_rank_has_no_start_to_supervise() -> None:
+    """It has no witness, which would end the start."""
+    assert not Startup(os.getpid(), 1, 600.0).active
+
+
 def test_the_first_rank_that_dies_is_named_and_the_others_end(
     launcher: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -124,6 +124,9 @@ SURVIVAL = ("--with-ft", "ulfm", "--mca", "opal_event_include", "poll", "--mca",
 """Options of Open MPI's mpiexec with which the others go on after a rank has died. With its default event library
 (epoll), messages over TCP sometimes stop after a death."""
 
+ON_THIS_MACHINE = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user", "PRTE_MCA_plm": "^slurm", "PRTE_MCA_ras": "^slurm"}
+"""Settings of Hydra and PRRTE with which ranks start here, and not on all nodes that a batch system has allocated."""
+
 MEMORY_VARIABLE, SURVIVORS_VARIABLE = "UNISONO_MEMORY", "UNISONO_SURVIVORS"
 """Environment variables of an elastic run's ranks: the folder in memory for what the next ones begin with; and, where
 those that are left after a death go on in their processes, the least number of them and their arguments, in JSON."""

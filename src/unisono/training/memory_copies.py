@@ -152,6 +152,9 @@ class MemoryCopies:
         except CheckpointError as error:
             self._writes = False
             shutil.rmtree(self._folder, ignore_errors=True)
+            if self._world.rank == 0:
+                with self._warning(self._untold):
+                    (self._home / run_directory.ALIVE).write_text("")  # none
             self._warn(f"no copy in memory any more: after a death the newest checkpoint on the disk is used: {error}")
         self._saving = time.thread_time() - began
 

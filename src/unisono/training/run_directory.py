@@ -223,7 +223,8 @@ class RunLock:
         """Release the lock, if it is held."""
         if self._path is None:
             return
-        self._path.unlink(missing_ok=True)  # before it opens: the next one makes a file of its own
+        with suppress(OSError):  # a disk that is gone: an error that tells of it may be on its way
+            self._path.unlink(missing_ok=True)  # before it opens: the next one makes a file of its own
         os.close(self._descriptor)
         self._path, self._descriptor = None, -1
 
@@ -278,10 +279,10 @@ class RunLock:
 def _mine() -> bytes:
     now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     process = os.getpid()
-    return json.dumps({"host": socket.gethostname(), "process": process, "born": _born(process), "since": now}).encode()
+    return json.dumps({"host": socket.gethostname(), "process": process, "born": born(process), "since": now}).encode()
 
 
-def _born(process: int) -> str:
+def born(process: int) -> str:
     """Return the start time of a process, in the kernel's ticks; empty where it is unknown or the process is dead."""
     fields = stat_of(process)
     return "" if fields[0] in ("", "Z", "X") else fields[19]
@@ -310,7 +311,7 @@ def _lives(content: bytes) -> bool:
         return False
     except PermissionError:
         pass
-    return not born or _born(process) == born
+    return not born or born(process) == born
 
 
 def _in_use(path: Path, content: bytes) -> str:

@@ -82,7 +82,7 @@ class WorkerPlayer(EventPlayer):
     def train(self) -> int:
         """Train as worker or serve, or both. Return the exit code."""
         run, trains = self.run, self.worker < self.links.seats.workers
-        processes = run.world.all_gather_object((socket.gethostname(), os.getpid()))
+        processes = run.world.all_gather_object(own_process())
         if run.world.rank == 0:
             for note in run.notes:
                 run.display.log(note)
@@ -113,7 +113,7 @@ class WorkerPlayer(EventPlayer):
         ]
         buffers = reducer.buffers.flat.clone() if layout.buffers else None
         hosts = enumerate(processes[:workers])
-        here = {worker: process for worker, (host, process) in hosts if host == socket.gethostname()}
+        here = {worker: process for worker, (host, process, _) in hosts if host == socket.gethostname()}
         recorded, trains = self._beginning.recorded, self.worker < workers
         return Server(
             rule,
@@ -383,8 +383,13 @@ class WorkerPlayer(EventPlayer):
         run.trainer.recorder.add("waiting", time.perf_counter() - began)
 
 
-Process = tuple[str, int]
-"""Host and number of a rank's process."""
+Process = tuple[str, int, str]
+"""Host and number of a rank's process, and when it began: a number is given again."""
+
+
+def own_process() -> Process:
+    """Return this process."""
+    return socket.gethostname(), os.getpid(), run_directory.born(os.getpid())
 
 
 def describe_seats(run: Run, rule: BaseAsynchronousRule) -> list[str]:
@@ -406,8 +411,8 @@ def leave(run: Run, server: Server | None, processes: Sequence[Process], code: i
     """Return the exit code, or end this process where ranks have died and nothing can be done together."""
     gone = set[int]() if server is None else server.gone
     if survives_deaths():
-        for host, process in (processes[worker] for worker in gone):
-            if host == socket.gethostname():  # it may be stopped: the launcher would wait for it
+        for host, process, began in (processes[worker] for worker in gone):
+            if host == socket.gethostname() and run_directory.born(process) == began:  # stopped: the launcher would wait for it
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
         if run.timeline is not None:
