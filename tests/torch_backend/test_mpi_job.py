@@ -28,6 +28,22 @@ def test_several_groups_one_after_another() -> None:
         comm.Free()
 
 
+def test_a_group_beside_a_default_group_of_another_backend(
+    mpiexec: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "beside.py").write_text(
+        "import torch, torch.distributed as dist, unisono\nworld = unisono.init()\n"
+        f"dist.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=1 - world.rank, world_size=2)\n"
+        "ours, single = dist.new_group(backend='unisono'), [dist.new_group([rank], backend='unisono') for rank in (0, 1)]\n"
+        "out = [torch.empty(1) for _ in range(2)]\n"
+        "dist.all_gather(out, torch.full((1,), float(dist.get_rank())), group=ours)\n"
+        "assert [int(each) for each in out] == [0, 1], out\n"
+        "dist.all_reduce(torch.ones(1), group=single[dist.get_rank()])\ndist.destroy_process_group()\n"
+    )
+    done = mpiexec(2, str(tmp_path / "beside.py"))
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_rank_that_ends_its_group_after_another_has_left(
     mpiexec: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:

@@ -220,6 +220,11 @@ class GradientExchange:
         if max(self._counts, default=0) < self._passes:
             self._alone.close()
             self.reducer.synchronize()
+        elif self.reducer.programs.collectives.size > 1 and self.reducer.accumulation.has_gradients():
+            raise UsageError(
+                "gradients were set after backward(), whose average lacks them: set them before it, or add the losses "
+                "and make one backward pass"
+            )
         self._counts = [0] * len(self._counts)
         self._complete = True
 

@@ -18,6 +18,8 @@ from functools import cache
 from typing import Any
 from weakref import WeakSet
 
+import torch.distributed as dist
+
 from unisono.collectives.group import Group
 from unisono.errors import BackendError, LaunchError
 from unisono.initialize import init
@@ -56,15 +58,17 @@ class MpiJob:
                 "torchrun or by itself"
             )
         ranks: Sequence[int] = creation.global_ranks_in_group
-        members = [self._mpi_ranks[global_rank] for global_rank in ranks]
+        is_ours = hasattr(dist.group.WORLD, "stands_in")  # else nobody has told the MPI ranks of the default group
+        members = [self._mpi_ranks[global_rank] for global_rank in ranks] if is_ours else []
         self._meet(creation, members)
-        if not ranks:  # the default group, in which the two orders may differ
-            if size == self.world.size:
+        if not members:  # the two orders may differ
+            if not ranks and size == self.world.size:
                 members = [mpi_rank for _, mpi_rank in sorted(self.world.comm.allgather((rank, self.world.rank)))]
             else:
                 store.set(f"unisono/{rank}", str(self.world.rank))
                 members = [int(store.get(f"unisono/{group_rank}")) for group_rank in range(size)]
-            self._mpi_ranks = members
+            if not ranks:
+                self._mpi_ranks = members
         return members
 
     def _meet(self, creation: Any, members: Sequence[int]) -> None:

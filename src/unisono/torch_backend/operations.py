@@ -24,7 +24,7 @@ from unisono.collectives.payload import is_plain
 from unisono.collectives.reduce import broadcast, reduce
 from unisono.collectives.reduce_scatter import reduce_scatter
 from unisono.collectives.staged import call_with_copies, is_on_device, refuse_shared, tensors_in
-from unisono.errors import PlaceMismatchError
+from unisono.errors import PlaceMismatchError, TensorError
 from unisono.torch_backend.arguments import (
     Reduction,
     allreduce_sparse,
@@ -282,6 +282,13 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
         """Exchange rows of one tensor: input_split_sizes[d] rows to rank d, output_split_sizes[s] from rank s; equal
         parts if both are empty."""
         if not output_split_sizes and not input_split_sizes:
+            with Checks(self._group, "all_to_all"):
+                for each in (tensor, output):
+                    if each.dim() and each.shape[0] % self._group.size:
+                        raise TensorError(
+                            f"rank {self._group.rank}: all_to_all of {tuple(each.shape)}: {self._group.size} ranks do not "
+                            "divide its rows: give split sizes"
+                        )
             all_to_all(self._group, tensor, "auto", output)
             return
         with Checks(self._group, "all_to_all"):

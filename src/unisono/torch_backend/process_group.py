@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -98,18 +98,18 @@ class ProcessGroup(CollectiveOperations):
     def send(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
         if (beside := self.group_beside(tensors)) is not None:
             return beside.send(tensors, peer, tag)  # type: ignore[no-any-return]
-        return self._messages.send(tensors[0].detach(), peer, tag, self._timeout.total_seconds())
+        return _registered(self._messages.send(tensors[0].detach(), peer, tag, self._timeout.total_seconds()), tensors)
 
     def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
         if (beside := self.group_beside(tensors)) is not None:
             return beside.recv(tensors, peer, tag)  # type: ignore[no-any-return]
-        return self._messages.receive(tensors[0].detach(), peer, tag, self._timeout.total_seconds())
+        return _registered(self._messages.receive(tensors[0].detach(), peer, tag, self._timeout.total_seconds()), tensors)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
         """Receive a tensor from any rank of the group; `source_rank()` of the returned work is that rank."""
         if (beside := self.group_beside(tensors)) is not None:
             return beside.recv_anysource(tensors, tag)  # type: ignore[no-any-return]
-        return self._messages.receive(tensors[0].detach(), None, tag, self._timeout.total_seconds())
+        return _registered(self._messages.receive(tensors[0].detach(), None, tag, self._timeout.total_seconds()), tensors)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Run a barrier whose error names the ranks that have not reached it within `timeout`."""
@@ -173,10 +173,20 @@ class ProcessGroup(CollectiveOperations):
         if inputs and not inputs[0].is_cpu:
             action = work.behind_stream(action, [*inputs, *tensors_in(outputs)])
         blocking = opts is not None and not opts.asyncOp
-        if not blocking and bindings._allow_inflight_collective_as_graph_input():
-            for tensor in tensors_in(outputs):  # for wait_tensor; C++ would not keep `work` itself
-                bindings._register_work(tensor, bindings.PythonCallbackWork(work.wait))
+        if not blocking:
+            _registered(work, tensors_in(outputs))
         return self._queue.submit(action, work, blocking)
+
+
+Waiting = TypeVar("Waiting", Work, Message)
+
+
+def _registered(work: Waiting, tensors: Iterable[torch.Tensor]) -> Waiting:
+    """Return work that `wait_tensor` of its tensors waits for, where PyTorch asks for that."""
+    if bindings._allow_inflight_collective_as_graph_input():
+        for tensor in tensors:  # C++ would not keep `work` itself
+            bindings._register_work(tensor, bindings.PythonCallbackWork(work.wait))
+    return work
 
 
 leave_untraced(CollectiveOperations, ProcessGroup, Work, Message, SharedBucketReducer)

@@ -52,6 +52,17 @@ def same(net: torch.nn.Module, other: torch.nn.Module) -> bool:
     return all(torch.allclose(actual, expected, rtol=1e-12, atol=1e-14) for actual, expected in pairs)
 
 
+def test_gradients_that_are_set_behind_the_average_are_refused() -> None:
+    net = model()
+    optimizer = optimizer_of(net)
+    loss(net[0], batch(0, hvd.rank())).backward()
+    for parameter in net[2].parameters():
+        parameter.grad = torch.ones_like(parameter)
+    if hvd.size() > 1:
+        with pytest.raises(UsageError, match=r"gradients were set after backward\(\), whose average lacks them"):
+            optimizer.step()
+
+
 def test_parallel_equals_serial() -> None:
     net = model()
     optimizer = optimizer_of(net)

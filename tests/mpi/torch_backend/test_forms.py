@@ -72,7 +72,11 @@ ALONE = [(name, "outputs twice") for name in ("all_gather", "gather", "all_to_al
 ALONE += [(name, "expanded") for name in ("broadcast", "World.broadcast")]
 """What one rank by itself does not have: two outputs, or somebody to receive from."""
 
-NO_ROWS = [("all_to_all_single, uneven", layout) for layout in ("transposed", "channels last")]
+NO_ROWS = [
+    (name, layout)
+    for name in ("all_to_all_single", "all_to_all_single, uneven")
+    for layout in ("transposed", "channels last")
+]
 """Layouts whose first dimension is shorter than there may be ranks."""
 
 ROOTED = ("broadcast", "reduce", "gather", "scatter")

@@ -342,6 +342,27 @@ def test_wait_tensor_waits_for_a_collective_in_flight() -> None:
                 torch.ops._c10d_functional.wait_tensor(tensor)
 
 
+def test_wait_tensor_waits_for_a_message_in_flight() -> None:
+    if size() == 1:
+        pytest.skip("needs two ranks")
+    given, received = torch.full((4,), float(rank())), torch.full((4,), -1.0)
+    with allow_inflight_collective_as_graph_input_ctx():
+        dist.irecv(received, (rank() - 1) % size())
+        if rank() == size() - 1:
+            time.sleep(0.3)
+        dist.isend(given, (rank() + 1) % size())
+        assert set(torch.ops._c10d_functional.wait_tensor(received).tolist()) == {float((rank() - 1) % size())}
+        torch.ops._c10d_functional.wait_tensor(given)
+
+
+def test_rows_that_ranks_do_not_divide_need_split_sizes() -> None:
+    if size() == 1:
+        pytest.skip("one rank divides any number")
+    tensor = torch.ones(size() + 1, 2 * size())
+    with pytest.raises(TensorError, match=r"all_to_all of .*: \d ranks do not divide its rows: give split sizes"):
+        dist.all_to_all_single(torch.empty_like(tensor), tensor)
+
+
 def all_reduced_in_background(tensor: torch.Tensor) -> torch.Tensor:
     work = dist.all_reduce(tensor, async_op=True)
     work.wait()
