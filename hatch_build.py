@@ -27,7 +27,7 @@ MODULE = FOLDER / f"_steps{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 def compile_steps() -> str:
     """Compile the player of steps, and return an empty text; else the reason why it was not compiled."""
-    compiler = shlex.split(os.environ.get("CC") or "cc")
+    compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     include = sysconfig.get_paths()["include"]
     sources = map(str, sorted(FOLDER.glob("*.c")))
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(FOLDER.glob("*.[ch]")))).hexdigest()
@@ -36,8 +36,8 @@ def compile_steps() -> str:
     command = [*compiler, *options, *sources, "-o", str(partial)]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
-    except FileNotFoundError:
-        reason = f"there is no C compiler {compiler[0]!r}"
+    except OSError as error:
+        reason = f"there is no C compiler {compiler[0]!r}: {error.strerror}"
     except subprocess.CalledProcessError as error:
         reason = f"{shlex.join(command)}:\n{error.stderr}"
     else:

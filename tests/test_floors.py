@@ -47,33 +47,33 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_363,
+    ".": 3_382,
     "asynchronous": 1_105,
     "bench": 1_540,
-    "cli": 2_440,
-    "collectives": 4_068,
+    "cli": 2_444,
+    "collectives": 4_078,
     "compute": 1_249,
-    "data": 6_500,
-    "elastic": 1_338,
+    "data": 6_494,
+    "elastic": 1_363,
     "engine": 583,
-    "foresight": 798,
-    "horovod": 995,
+    "foresight": 805,
+    "horovod": 1_000,
     "lab": 464,
     "measure": 1_441,
     "models": 776,
     "network": 1_730,
     "optimizers": 557,
     "papers": 655,
-    "plan": 3_520,
+    "plan": 3_521,
     "reducer": 4_354,
-    "rules": 1_165,
+    "rules": 1_167,
     "schedules": 1_796,
-    "step": 2_804,
-    "tensor_parallel": 1_060,
+    "step": 2_815,
+    "tensor_parallel": 1_064,
     "testing": 1_691,
-    "torch_backend": 2_066,
-    "training": 7_418,
-    "transports": 4_517,
+    "torch_backend": 2_086,
+    "training": 7_468,
+    "transports": 4_521,
     "view": 980,
     "wires": 279,
 }
@@ -96,7 +96,7 @@ SPLIT_LAYERS = {
 }
 """Definitions that only split layers use, beside FILES_OF_SPLIT_LAYERS: their planning."""
 
-MAX_LINES_OF_SPLIT_LAYERS = 1_500
+MAX_LINES_OF_SPLIT_LAYERS = 1_501
 """Lines of split layers with their planning."""
 
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -112,7 +112,7 @@ def test_what_is_kept_is_the_newest_step_of_memory_and_disk(tmp_path: Path, monk
 def test_the_newest_copy_is_a_checkpoint_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory, checkpoints = tmp_path / "memory", tmp_path / "run" / "checkpoints"
     monkeypatch.setattr(ElasticRun, "memory", memory)
-    program = replace(run_in(tmp_path / "run"), later=("run", "t.py", "a b"))
+    program = replace(run_in(tmp_path / "run"), later=("run", "t.py", "a b"), hosts=(), least=1)
     assert (program.store(), program.remedy()) == (False, "")
     for step in (8, 9):
         (memory / f"step-00000000{step}").mkdir(parents=True)
@@ -133,7 +133,7 @@ def test_a_copy_that_the_disk_refuses_stays_in_memory(tmp_path: Path, monkeypatc
     """In a folder that neither this command nor the standby removes at its end, nor the next command."""
     memory, checkpoints = tmp_path / "shm" / "unisono-run-key-mine", tmp_path / "run" / "checkpoints"
     monkeypatch.setattr(ElasticRun, "memory", memory)
-    program = replace(run_in(tmp_path / "run"), later=("run", "t.py"))
+    program = replace(run_in(tmp_path / "run"), later=("run", "t.py"), hosts=(), least=1)
     (memory / "step-000000012").mkdir(parents=True)
     (memory / "step-000000012" / "manifest.json").write_text("12")
     (memory / "samples-0").touch()

@@ -212,6 +212,7 @@ def test_a_generation_with_another_program_or_processor_is_told(
 ) -> None:
     reducer = SimpleNamespace(control=SimpleNamespace(averages=0), programs=SimpleNamespace(virtual=virtual))
     reducer.traits = BSP().traits
+    reducer.accumulation = SimpleNamespace(accumulated=False)
     monkeypatch.setattr(loop, "reducer_of", lambda model: reducer)
     assert list(Loop(alone(), model=nn.Linear(3, 2)).steps(1)) == [0]
     assert capsys.readouterr().err == ""
@@ -245,7 +246,8 @@ def test_other_objects_than_those_that_were_kept_are_named(tmp_path: Path) -> No
 @pytest.mark.usefixtures("memory")
 def test_no_state_is_kept_between_passes_that_accumulate_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     accumulation, kept = SimpleNamespace(accumulated=False), list[int]()
-    reducer = SimpleNamespace(accumulation=accumulation, control=SimpleNamespace(averages=0), programs=SimpleNamespace(virtual=None))
+    accumulating = {"accumulation": accumulation, "programs": SimpleNamespace(virtual=None)}
+    reducer = SimpleNamespace(control=SimpleNamespace(averages=0), **accumulating)
     monkeypatch.setattr(Loop, "_reducers", lambda _: {"model": reducer})
     monkeypatch.setattr(memory_copies.MemoryCopies, "write", lambda _, make, last: kept.append(make().step))
     monkeypatch.setattr(loop, "ASK_SECONDS", 0.0)

@@ -133,8 +133,8 @@ def test_the_wrong_part_is_wrong_in_the_direction_of_the_step(
         (
             replace(PREDICTION, run=replace(PREDICTION.run, nodes=1)),
             measured(0.040, 0.022, exchanges=0.042),
-            "exchanges took 75% longer than the machine file says: the file's rows of [[collective]] on one node are too "
-            "short; probe again",
+            "exchanges took 40% longer than the machine file says: the file's rows of [[collective]] on one node are "
+            "too short; probe again",
         ),
         (
             PREDICTION,

@@ -413,14 +413,15 @@ def test_links_have_the_costs_of_the_machine() -> None:
 
 def test_a_wire_is_that_between_nodes_but_for_changes_of_an_anchor() -> None:
     exchange = Exchange(wire="bfloat16")
-    runs = [replace(RUN, rule=rule, nodes=nodes, ranks_per_node=2) for rule in (BSP(exchange), LocalSGD(exchange)) for nodes in (1, 2)]
+    rules = BSP(exchange), LocalSGD(exchange)
+    runs = [replace(RUN, rule=rule, nodes=nodes, ranks_per_node=2) for rule in rules for nodes in (1, 2)]
     assert [run.wire for run in runs] == [None, "bfloat16", "bfloat16", "bfloat16"]
 
 
 def test_weights_that_are_not_trained_are_not_exchanged() -> None:
     model = nn.Sequential(nn.Linear(400, 4000), nn.Linear(4000, 1))
     model[0].requires_grad_(False)
-    slow = replace(MACHINE, link=replace(MACHINE.link, latency=0.1))
+    slow = replace(MACHINE, link=replace(MACHINE.link, latency=1e-3))
     (row,) = plan_run(on(slow, layers=trace(model, torch.empty(2, 400))), (4,))
     assert row.bottleneck.startswith("communication, by latency: "), row.bottleneck
 

@@ -34,7 +34,8 @@ def test_a_group_beside_a_default_group_of_another_backend(
     (tmp_path / "beside.py").write_text(
         "import torch, torch.distributed as dist, unisono\nworld = unisono.init()\n"
         f"dist.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=1 - world.rank, world_size=2)\n"
-        "ours, single = dist.new_group(backend='unisono'), [dist.new_group([rank], backend='unisono') for rank in (0, 1)]\n"
+        "ours = dist.new_group(backend='unisono')\n"
+        "single = [dist.new_group([rank], backend='unisono') for rank in (0, 1)]\n"
         "out = [torch.empty(1) for _ in range(2)]\n"
         "dist.all_gather(out, torch.full((1,), float(dist.get_rank())), group=ours)\n"
         "assert [int(each) for each in out] == [0, 1], out\n"

@@ -65,9 +65,9 @@ def test_what_cannot_run_is_known_before_a_rank_is_started() -> None:
             2,
             'needs the same algorithms in each run: set compute.convolutions = "library"',
         ),
-        (["training.virtual_ranks=8", "exchange.wire=int8"], 2, 'exchange.wire = "int8" depend on the ranks: use "exact"'),
+        (["training.virtual_ranks=8", "exchange.wire=int8"], 2, 'wire = "int8" depend on the ranks: use "exact"'),
         (["training.virtual_ranks=8", "rule.name=diloco"], 2, 'rule.name = "diloco" does not sum by the wire "exact"'),
-        (["exchange.wire=exact", "parallel.layers.3=column"], 2, r'\[parallel\] splits layers, which do not sum by the'),
+        (["exchange.wire=exact", "parallel.layers.3=column"], 2, r"\[parallel\] splits layers, which do not sum by"),
         (["exchange.wire=float8"], 1, "exchange.wire = 'float8'; there are own, float32, float16, bfloat16"),
     ):
         with pytest.raises(UsageError, match=message):

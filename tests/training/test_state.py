@@ -66,7 +66,7 @@ def test_between_epochs_it_may_change(now: Recipe, data: str, message: str) -> N
 
 def test_another_order_of_the_same_data_is_named() -> None:
     point = replace(WITHIN, data="40 13c62b16, 12 2f471622, partitioned")
-    with pytest.raises(RecipeError, match=r"of these data in another order \(.*partitioned\) than now .*set data\.storage"):
+    with pytest.raises(RecipeError, match=r"of these data in another order \(.*partitioned\) than now .*data\.storage"):
         check_change(BEFORE, BEFORE, point, "40 13c62b16, 12 2f471622, streamed")
 
 

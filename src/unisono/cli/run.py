@@ -67,7 +67,10 @@ def run(
     _standalone: Annotated[bool, Option("--standalone", hidden=True)] = False,
     _rendezvous: Annotated[
         list[str] | None,
-        Option(*both_spellings("rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "master-addr", "master-port"), hidden=True),
+        Option(
+            *both_spellings("rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "master-addr", "master-port"),
+            hidden=True,
+        ),
     ] = None,
 ) -> None:
     """Run a program written for torchrun, unmodified. Inside mpiexec or srun, this process is one of its ranks.

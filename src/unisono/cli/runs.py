@@ -43,7 +43,7 @@ def evaluate(
     Samples of a class: accuracy, loss, recall of each class, confusion. Texts: loss, perplexity and accuracy of tokens,
     and bits per byte where tokens are bytes.
 
-    Starts the ranks; inside mpiexec or srun, this process is one of them. Their number may change the last bits of a score.
+    Starts the ranks; inside mpiexec or srun, this process is one of them. Their number may change last bits of scores.
     """
     recipe = run_directory.past_recipe(run)
     start_several(count_ranks(ranks, min(recipe.ranks, cores())), recipe.training.timeout or None)

@@ -109,11 +109,11 @@ def broadcast_direct(group: Group, tensor: torch.Tensor, root: int) -> None:
     _play(group, "broadcast", flat_of(tensor), None, "tree", root)
 
 
-def _check_part(group: Group, part: torch.Tensor, whole: torch.Tensor) -> None:
-    if part.dtype != whole.dtype or part.numel() * group.size != whole.numel():
+def _check_part(group: Group, part: torch.Tensor, full: torch.Tensor) -> None:
+    if part.dtype != full.dtype or part.numel() * group.size != full.numel():
         raise TensorError(
             f"rank {group.rank}: {part.numel()} x {part.dtype} is not one of {group.size} equal parts of "
-            f"{whole.numel()} x {whole.dtype}"
+            f"{full.numel()} x {full.dtype}"
         )
 
 

@@ -3,9 +3,9 @@
     first call     connect │ barriers of few messages, of few rounds, by the MPI library, by turns │ the fastest
     later calls    | token | payload | between the ranks of a schedule's program
 
-They are the short ones, and all broadcasts, reductions to a root and all-to-alls. On a fast network the library, which
-knows it, is faster; on Ethernet sockets are: by few messages where ranks share cores, or there are many of them, by few
-rounds where each has a core, and a round takes as long as several messages.
+They are the short ones, and all broadcasts, compiled reductions to a root and all-to-alls. On a fast network the
+library, which knows it, is faster; on Ethernet sockets are: by few messages where ranks share cores, or there are many
+of them, by few rounds where each has a core, and a round takes as long as several messages.
 
 A message of another call is found by its token. In a broadcast or a reduce some ranks wait for nobody: their mistake is
 found in the next call that reads from them, and named there, because every rank keeps its last calls' descriptions.

@@ -58,6 +58,8 @@ def partitioned_load(
     check_on_all(index.folder, index.fingerprint, world)
     transform = make_transform(index, options)
     resolved, reason = resolve_storage(options, index, world)
+    if resolved.storage in (STREAMED, FILES) and not reason:
+        raise UsageError(f'storage = "{resolved.storage}": partitioned_load takes a pack into memory; take Loader')
     if resolved.storage in (STREAMED, FILES):
         raise PackError(f"{index.folder} does not fit: {reason}; take Loader, which streams it, or more nodes")
     storage = read_storage(resolved, index, world)

@@ -196,7 +196,8 @@ class ElasticRun:
         name, *arguments = self.later
         if self.recipe is None:  # a program, whose ranks are not told
             arguments = ["--resume", str(self.home), *arguments]
-        given = [f"--hosts={','.join(self.hosts)}"] * bool(self.hosts) + [f"--min-ranks={self.least}"] * (self.least > 1)
+        given = [f"--hosts={','.join(self.hosts)}"] * bool(self.hosts)
+        given += [f"--min-ranks={self.least}"] * (self.least > 1)
         if self.ranks and (self.hosts or self.recipe is None):
             given.append(f"--ranks={self.ranks}")
         return shlex.join(["unisono", name, "--elastic", *given, *arguments])

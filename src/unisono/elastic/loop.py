@@ -46,6 +46,9 @@ from unisono.world import World
 ASK_SECONDS = 1.0
 """Seconds between two steps after which all ranks ask whether to end or to copy; less where copies come more often."""
 
+MAX_HELD = 256
+"""Steps in a row that are not kept since they accumulate gradients; then one is: a program may never use them."""
+
 
 class Kept(Protocol):
     """Object whose state is kept."""
@@ -94,7 +97,7 @@ class Loop:
             self._check_alike({} if copy is None else copy.progress, resumed=newest is None)
             if copy is not None:
                 self._load(copy)
-            begin = ask = 0 if copy is None else copy.step
+            begin = ask = free = 0 if copy is None else copy.step
             discarded = self._world.call_on_root(lambda: discard_newer(self._home / CHECKPOINTS, begin, damaged))
             for note in discarded if self._world.rank == 0 else ():
                 self._warn(note)
@@ -107,9 +110,10 @@ class Loop:
                 held = any(reducer.accumulation.accumulated for reducer in self._reducers().values())
                 state = torch.tensor([int(signals.stop), int(self._copies.writing), int(due), int(held)])
                 stops, writing, due, held = self._world.allreduce(state, op="maximum").tolist()
-                if held:  # gradients that no state has: the next step is asked instead
+                if held and step + 1 < count and step - free < MAX_HELD:  # no state has them: the next step is asked
                     ask = step + 1
                     continue
+                free = step
                 if (due and not writing) or stops:
                     self._copies.write(lambda made=step + 1: self._checkpoint(made), bool(stops))  # type: ignore[misc]
                 if stops:

@@ -192,12 +192,12 @@ class Supervisor:
             self._generation, self._ranks = following, following.ranks
 
     def _record(self, end: End) -> None:
-        if self._run.home.exists():
-            line = {"generation": self._generation.number, **asdict(end), "time": time.time()}
-            try:
+        line = {"generation": self._generation.number, **asdict(end), "time": time.time()}
+        try:
+            if self._run.home.exists():
                 add_line(self._run.home / GENERATIONS, line)
-            except CheckpointError as error:  # the run itself needs no such line
-                _report(f"{error}")
+        except (OSError, CheckpointError) as error:  # the run itself needs no such line
+            _report(f"{error}")
 
     def _hear(self, line: bytes, listener: Listener) -> None:
         """Take note of a generation that the ranks which are left of the one before play, as the first of them says."""
@@ -277,7 +277,7 @@ class Supervisor:
     def _last_kept(self, began: float) -> float:
         """Return when ranks that began then have last kept a state; at least when they could make a step."""
         kept = 0.0
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # untouched, or on a disk that is gone
             kept = (self._run.home / ALIVE).stat().st_mtime
         return max(began + START_SECONDS, kept)
 

@@ -223,7 +223,7 @@ class GradientExchange:
         elif self.reducer.programs.collectives.size > 1 and self.reducer.accumulation.has_gradients():
             raise UsageError(
                 "gradients were set after backward(), whose average lacks them: set them before it, or add the losses "
-                "and make one backward pass"
+                "and make one backward pass; for those made of the average, call optimizer.synchronize() before that"
             )
         self._counts = [0] * len(self._counts)
         self._complete = True

@@ -229,6 +229,8 @@ def predicted(inputs: PredictionInputs, setting: Setting) -> Candidate:
     """
     computing, buckets = inputs.computing, inputs.buckets(setting.bucket_bytes, setting.end_ratio)
     order, halves = tuple[int, ...](), tuple[int, ...]()
+    if not inputs.deferred and inputs.rule.traits.state is not RankState.SHARDED:
+        computing = computing.with_update_first(sum(bucket.nbytes for bucket in buckets))
     if inputs.deferred and not find_overlap(setting.overlap).by_main:
         share = 1 / inputs.ranks if inputs.rule.traits.state is RankState.SHARDED else None
         served = sequence(computing, buckets, inputs.cost, share)

@@ -318,7 +318,7 @@ def memory_with(splits: Mapping[str, Split], unsplit: RankMemory, inputs: SplitI
     kept = 0.0
     for name, split in splits.items():
         layer, size = by_name[name], split.ranks
-        weights -= inputs.weights[name] * (1 - 1 / size)
+        weights -= inputs.weights.get(name, 0) * (1 - 1 / size)
         kept += layer.input_bytes * inputs.scale * (size if layer.takes_whole(split) else split.takes != PART)
     scaled = {key: getattr(unsplit, key) * weights / total for key in ("gradients", "optimizer")}
     return unsplit._replace(weights=unsplit.weights - total + weights, activations=unsplit.activations + kept, **scaled)

@@ -134,7 +134,9 @@ def _exchanges(inputs: SplitInputs, layer: LayerFacts, split: Split) -> list[tup
     a group on one node share what they gather from others, but not what an all-to-all moves."""
     column, size, placement = split.how == COLUMN, split.ranks, inputs.links.placement
     exchanges, groups = list[tuple[ActivationExchange, Duration]](), model_groups(placement, size)
-    crowd, most, index = _crowd(placement, groups), max(map(len, placement.nodes)), [*inputs.weights].index(layer.name)
+    crowd, most = _crowd(placement, groups), max(map(len, placement.nodes))
+    trained = [each for each in inputs.layers[: inputs.layers.index(layer) + 1] if each.gradient_bytes]
+    index = max(0, len(trained) - 1)  # that of a tied or frozen layer is at the one before it
     cost = (inputs.links.network if crowd else inputs.links.node).activations
     x, y = (nbytes * inputs.scale * (size - 1) for nbytes in (layer.input_bytes, layer.activation_bytes))
     into = (x, False) if layer.takes_whole(split) else (x / size, True)
@@ -246,11 +248,7 @@ def _best(inputs: SplitInputs, weight: float) -> ParallelPlan:
 
 
 def describe_borders(splits: Mapping[str, Split]) -> str:
-    """Return the layers before which the samples of a group are gathered, and after which they are scattered.
-
-    >>> describe_borders({"fc1": Split(COLUMN, 4, gives=PART), "fc2": Split(ROW, 4, takes=PART)})
-    'samples of 4 ranks: gathered before fc1, scattered after fc2'
-    """
+    """Return the layers before which the samples of a group are gathered, and after which they are scattered."""
     borders, first = list[str](), ""
     for name, split in splits.items():
         first = first or name

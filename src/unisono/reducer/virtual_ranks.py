@@ -90,7 +90,7 @@ class VirtualRanks:
         self.batches = batch = self.batches + 1
         cuts = self._cuts(tensors, whole)
         lacks_first = whole is not None and whole < self.count  # share 0 is empty
-        buffers, averages = _copies(model), self.control.averages
+        buffers, averages = copies_of_buffers(model), self.control.averages
         self.kept, before, skipped = [], changes(), False
         try:
             with random_numbers_kept(self.device), _deterministic():
@@ -112,11 +112,11 @@ class VirtualRanks:
                     if not sums:
                         self._check_unchanged(changes() - before)
                 if lacks_first:
-                    _restore(buffers)
+                    restore_buffers(buffers)
         except BaseException:
             summed = self.control.averages > averages and not self.control.failed  # the program may leave the loop then
             if not summed and self.batches == batch:  # a generator that the program has kept ends late
-                _restore(buffers)
+                restore_buffers(buffers)
             raise
         finally:
             self.accumulation.averages, self.kept = True, []
@@ -130,7 +130,7 @@ class VirtualRanks:
         run: Callable[..., object],
     ) -> Gradients:
         """Return the gradients of a share of any rank, whose pass on its `tensors` `run` makes. Nothing of it stays."""
-        buffers = _copies(model)
+        buffers = copies_of_buffers(model)
         self.accumulation.averages = False
         try:
             with random_numbers_kept(self.device), _deterministic():
@@ -139,7 +139,7 @@ class VirtualRanks:
             return self._take_gradients()
         finally:
             self.accumulation.averages = True
-            _restore(buffers)
+            restore_buffers(buffers)
 
     def _cuts(self, tensors: tuple[torch.Tensor, ...], whole: int | None) -> list[tuple[int, int]]:
         """Return the first row of each share in this rank's tensors, and the one after its last."""
@@ -173,7 +173,7 @@ class VirtualRanks:
 
     def _begin_share(self, seed: int, share: int, buffers: BufferCopies = ()) -> None:
         """Begin a share with its own random numbers, and with the buffers from before the step."""
-        _restore(buffers)
+        restore_buffers(buffers)
         seed_random_numbers(self.device, seed_of_share(seed, share))
 
     def _take_gradients(self) -> Gradients:
@@ -190,12 +190,12 @@ def seed_of_share(seed: int, share: int) -> int:
     return int(np.random.SeedSequence((seed, share)).generate_state(1, np.uint64)[0] >> 1)
 
 
-def _copies(model: torch.nn.Module) -> BufferCopies:
+def copies_of_buffers(model: torch.nn.Module) -> BufferCopies:
     named = ((module, *item) for module in model.modules() for item in module._buffers.items())
     return [(module, name, buffer, buffer.clone()) for module, name, buffer in named if buffer is not None]
 
 
-def _restore(buffers: BufferCopies) -> None:
+def restore_buffers(buffers: BufferCopies) -> None:
     with torch.no_grad():
         for module, name, buffer, before in buffers:
             if module._buffers[name] is not buffer:

@@ -8,7 +8,7 @@ ready                                       w3   w2     w1       w0
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import fsum
@@ -40,6 +40,17 @@ class Computing:
     """True where a device copies on a stream in each direction, beside updates."""
     beside: float = 1.0
     """Rate of computing, and of a collective, while both run, of that alone: they share the cores of a node."""
+
+    def with_update_first(self, nbytes: float) -> Computing:
+        """Return the computing of a loop of one's own, whose optimizer's step follows all exchanges of `nbytes` of
+        gradients: it is the begin of the next step.
+
+            whole   │ forward │ backward │         ...   exchanges   │ update │ forward │ backward │
+                                                                     needed, ready and whole are later by the update
+        """
+        seconds = self.update * nbytes
+        needed, ready = (tuple(time + seconds for time in times) for times in (self.needed, self.ready))
+        return replace(self, needed=needed, ready=ready, whole=self.whole + seconds, update=0.0)
 
 
 class Cost(NamedTuple):

@@ -102,7 +102,7 @@ def choose_plan(
 def of_slowest_rank(traced: Tensor, steps: Sequence[StepSeconds], world: World) -> tuple[Tensor, StepSeconds]:
     """Return the seconds of each layer's passes, (layers, 2), and those of the parts of a whole step: the sums of the
     slowest rank's whole steps, of which each layer has its mean share of all ranks' traces. The largest of each layer
-    would add up to more than any rank takes: another rank is disturbed in each."""
+    would add up to more than any rank takes."""
     mean = world.allreduce(traced.clone()) / world.size
     largest = world.allreduce(torch.tensor(steps, dtype=torch.float64).median(0).values, op="maximum")
     sums = mean.sum(0)
@@ -126,16 +126,17 @@ def slowest(seconds: Sequence[float], world: World) -> float:
 
 
 def measure_links(world: World, device: torch.device, seconds: Callable[[Callable[[], object]], float]) -> GroupLinks:
-    """Return the costs of collectives of all ranks, and of those of a node where there are several. The latency of
-    gathers has what they wait for ranks that compute for longer: `seconds` is what a call between layers takes."""
+    """Return the costs of collectives of all ranks, and of those of a node where there are several. Latencies have what
+    they wait for ranks that compute for longer: `seconds` is what a call between layers takes."""
     links = list[LinkCosts]()
     for group in [world, world.node_world()] if 1 < world.nodes < world.size else [world]:
         sent = [2 * nbytes * (1 - 1 / group.size) for nbytes in MEASURED_BYTES]
         ops: list[Callable[[], object]] = [partial(group.allreduce, torch.zeros(n // 4)) for n in MEASURED_BYTES[:2]]
         ops += [partial(gather, group, torch.zeros(n // 4 // group.size, device=device)) for n in MEASURED_BYTES[2:]]
         took = [slowest(timeit.repeat(op, group.barrier, number=1, repeat=1 + REPETITIONS)[1:], group) for op in ops]
-        cost, waits = fit([each / 2 for each in sent[2:]], took[2:]), max(0.0, seconds(ops[2]) - took[2])
-        links.append(LinkCosts(fit(sent[:2], took[:2]), cost._replace(latency=cost.latency + waits)))
+        waits, longer = max(0.0, seconds(ops[2]) - took[2]), [each / 2 for each in sent[2:]]
+        costs = fit(sent[:2], took[:2]), fit(longer, took[2:])
+        links.append(LinkCosts(*(cost._replace(latency=cost.latency + waits) for cost in costs)))
     return GroupLinks(world.placement, links[0], links[-1])
 
 

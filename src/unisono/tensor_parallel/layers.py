@@ -102,8 +102,7 @@ class ParallelLayer(nn.Module):
         return None
 
     def drop_out(self, x: Tensor, p: float, dim: int) -> Tensor:
-        """Return an activation, or its part along `dim`, in training with a share `p` of its elements set to 0, and the
-        others divided by 1 - p."""
+        """Return an activation, or its part along `dim`, in training with a share `p` of it 0, the rest over 1 - p."""
         if not self.training or p == 0:
             return x
         recomputes, step = torch._C._current_graph_task_id() != -1, self.numbers.step  # a pass with gradients
@@ -116,7 +115,7 @@ class ParallelLayer(nn.Module):
             self.link.check(x)
             firsts, rows, member = self.link.firsts, max(self.link.rows), self.link.world.rank
         shape[dim] *= ranks
-        mask, generator = torch.empty(shape, dtype=torch.float32), torch.Generator()
+        mask, generator = torch.empty(shape, dtype=torch.float32, device="cpu"), torch.Generator()
         for place, sample in enumerate(first + row for first in firsts for row in range(rows)):
             draw = np.random.SeedSequence((self.numbers.seed % (1 << 64), step, sample, self.layer))
             generator.manual_seed(int(draw.generate_state(1, np.uint64)[0] >> 1))

@@ -22,6 +22,7 @@ from unisono.errors import UsageError
 from unisono.optimizers.layerwise import LayerwiseOptimizer
 from unisono.placement import holders_of, model_groups
 from unisono.plan.layer_plan import DROPOUT, PART, ParallelPlan, PlanLike, Split, make_plan
+from unisono.plan.trace import tensors_in
 from unisono.reducer.bucket_memory import distinct
 from unisono.reducer.hooks import reducer_of
 from unisono.reducer.parameter_parts import UNSPLIT, ParameterParts, norm_of_all
@@ -240,12 +241,13 @@ def seed_dropout(model: nn.Module, seed: int, step: int, first: int | None = Non
         raise UsageError("the model is neither split nor parallel: call unisono.parallel with a plan first")
 
 
-def _begin_pass(model: nn.Module, _: object) -> None:
-    """Begin a forward pass: in training a step, unless the program says which; one without gradients counts above."""
+def _begin_pass(model: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Begin a forward pass: in training a step; one without gradients counts above, but in a reentrant checkpoint."""
     for link in links_of(model):
         link.gathered, link.exchanges = None, 0  # of a pass that has failed
     if (split := split_of(model)) and model.training and torch._C._current_graph_task_id() == -1:  # no recomputation
-        numbers, trains, step = split.numbers, torch.is_grad_enabled(), split.numbers.ended
+        numbers, step = split.numbers, split.numbers.ended
+        trains = torch.is_grad_enabled() or any(each.requires_grad for each in tensors_in(inputs))
         numbers.step = step % (1 << 32) + numbers.counts if trains else step + (1 << 32)
 
 
@@ -256,7 +258,7 @@ def _end_pass(model: nn.Module, *_: object) -> None:
 
 
 def whole_state_dict(model: nn.Module) -> dict[str, Any]:
-    """Return the model's state_dict with whole tensors, on rank 0 alone if it is split. Called by all ranks together."""
+    """Return the model's state_dict with whole tensors; of a split model on rank 0 alone. Called by all together."""
     return _whole(model, model.state_dict(), dict(model.named_parameters(remove_duplicate=False)))
 
 

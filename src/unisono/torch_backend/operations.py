@@ -286,8 +286,8 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
                 for each in (tensor, output):
                     if each.dim() and each.shape[0] % self._group.size:
                         raise TensorError(
-                            f"rank {self._group.rank}: all_to_all of {tuple(each.shape)}: {self._group.size} ranks do not "
-                            "divide its rows: give split sizes"
+                            f"rank {self._group.rank}: all_to_all of {tuple(each.shape)}: {self._group.size} ranks do "
+                            "not divide its rows: give split sizes"
                         )
             all_to_all(self._group, tensor, "auto", output)
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -103,13 +103,15 @@ class ProcessGroup(CollectiveOperations):
     def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
         if (beside := self.group_beside(tensors)) is not None:
             return beside.recv(tensors, peer, tag)  # type: ignore[no-any-return]
-        return _registered(self._messages.receive(tensors[0].detach(), peer, tag, self._timeout.total_seconds()), tensors)
+        work = self._messages.receive(tensors[0].detach(), peer, tag, self._timeout.total_seconds())
+        return _registered(work, tensors)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
         """Receive a tensor from any rank of the group; `source_rank()` of the returned work is that rank."""
         if (beside := self.group_beside(tensors)) is not None:
             return beside.recv_anysource(tensors, tag)  # type: ignore[no-any-return]
-        return _registered(self._messages.receive(tensors[0].detach(), None, tag, self._timeout.total_seconds()), tensors)
+        work = self._messages.receive(tensors[0].detach(), None, tag, self._timeout.total_seconds())
+        return _registered(work, tensors)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Run a barrier whose error names the ranks that have not reached it within `timeout`."""
@@ -178,10 +180,7 @@ class ProcessGroup(CollectiveOperations):
         return self._queue.submit(action, work, blocking)
 
 
-Waiting = TypeVar("Waiting", Work, Message)
-
-
-def _registered(work: Waiting, tensors: Iterable[torch.Tensor]) -> Waiting:
+def _registered(work: Work, tensors: Iterable[torch.Tensor]) -> Work:
     """Return work that `wait_tensor` of its tensors waits for, where PyTorch asks for that."""
     if bindings._allow_inflight_collective_as_graph_input():
         for tensor in tensors:  # C++ would not keep `work` itself

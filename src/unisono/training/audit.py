@@ -183,7 +183,7 @@ def total(several: Iterable[Sequence[int]]) -> list[int]:
 
 def words(flat: torch.Tensor) -> torch.Tensor:
     """Return the memory of numbers, or a copy of a device's, as integers of 4 bytes; as bytes, of smaller numbers."""
-    return flat.cpu().view(torch.int8 if flat.itemsize < 4 else torch.int32)
+    return flat.cpu().resolve_neg().view(torch.int8 if flat.itemsize < 4 else torch.int32)
 
 
 def _packed(given: Batch) -> list[Any]:

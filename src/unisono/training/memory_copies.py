@@ -64,7 +64,7 @@ class MemoryCopies:
         self._folder, self._home, self._world, self._warn = folder, home, world, warn
         self._first, self._saving, self._warned = True, 0.0, set[str]()
         self._untold = f"{home} does not tell of them"
-        self._writes = world.rank in (0, second)
+        self._writes, self._alone = world.rank in (0, second), second == 0
         self._checkpoint_seconds = 60 * checkpoint_minutes if world.rank == 0 else 0.0
         self._receiver = 0 if alike else second  # rank 0 receives nothing
         self._began = time.monotonic()
@@ -152,7 +152,7 @@ class MemoryCopies:
         except CheckpointError as error:
             self._writes = False
             shutil.rmtree(self._folder, ignore_errors=True)
-            if self._world.rank == 0:
+            if self._world.rank == 0 and self._alone:
                 with self._warning(self._untold):
                     (self._home / run_directory.ALIVE).write_text("")  # none
             self._warn(f"no copy in memory any more: after a death the newest checkpoint on the disk is used: {error}")

@@ -34,6 +34,7 @@ from unisono.data.pack import TEST_SPLITS, TRAIN_SPLITS, check_installed, split_
 from unisono.data.storage import AUTO as STORAGE_AUTO
 from unisono.data.storage import FILES, PARTITIONED, REPLICATED, STREAMED
 from unisono.errors import RecipeError, UsageError
+from unisono.formats import counted
 from unisono.models import MODELS, check_name, input_shape, make_network
 from unisono.optimizers import OPTIMIZERS
 from unisono.optimizers.layerwise import LayerwiseOptimizer
@@ -234,8 +235,8 @@ def run_on_ranks(recipe: Recipe, samples: SampleRecipe, machine: MachineFacts, p
     if len(of_nodes) > 1:
         raise UsageError(f"{placement.ranks} ranks do not spread evenly over {nodes} nodes")
     if min(of_nodes) < machine.node.accelerators:
-        ranks = counted(min(of_nodes), "rank")
-        raise UsageError(f"{ranks} of a node use as many accelerators, and {machine.name} has {machine.node.accelerators}")
+        ranks, there = counted(min(of_nodes), "rank"), machine.node.accelerators
+        raise UsageError(f"{ranks} on a node, an accelerator each, and a node of {machine.name} has {there}")
     return planned_run(PlanRecipe(**vars(recipe), samples=samples), machine, nodes, *of_nodes)
 
 

@@ -350,7 +350,7 @@ class TogetherPlayer(EventPlayer):
                 self._foresight.add_steps(everyone)
         elif event.why and not self._due:
             run.display.log(f"saved step {self.made} on {event.why}")
-        if event.why:
+        if event.why or "save" in run.trainer.requests():
             self._due = False
 
     def end_epoch(self) -> dict[str, Any]:

@@ -46,6 +46,7 @@ from unisono.plan.loading import MAX_DECODING_THREADS
 from unisono.plan.split import describe_borders
 from unisono.plan.trace import MODEL_ERRORS
 from unisono.processor import HOST, processor
+from unisono.reducer.virtual_ranks import copies_of_buffers, restore_buffers
 from unisono.rules import BaseRule
 from unisono.rules.asynchronous import has_servers
 from unisono.schedules.pieces import bounds
@@ -401,15 +402,14 @@ def warm_up(model: nn.Module, inputs: Tensor, plan: ConvolutionPlan, world: Worl
     """Settle `plan` on all ranks of `world` by a step of `model`, of which nothing stays, on this rank's inputs.
     Collective."""
     if len(inputs):
-        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        buffers = copies_of_buffers(model)
         if not model.training:
             model.train()
         with within():
             scores = model(inputs)
             loss = classification_loss(scores, blank_labels(scores))
         loss.backward()  # type: ignore[no-untyped-call]
-        for buffer, before in buffers:
-            buffer.copy_(before)
+        restore_buffers(buffers)
         model.zero_grad(set_to_none=True)
         release_free_memory()
     plan.freeze(merge(world.all_gather_object(plan.measured)))

@@ -26,7 +26,7 @@ import json
 import os
 import socket
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -302,7 +302,7 @@ def _lives(content: bytes) -> bool:
     """Return True if the holder may be alive; on another host this cannot be known."""
     if (holder := _holder(content)) is None:
         return False
-    host, process, born, _ = holder
+    host, process, began, _ = holder
     if host != socket.gethostname():
         return True
     try:
@@ -311,7 +311,7 @@ def _lives(content: bytes) -> bool:
         return False
     except PermissionError:
         pass
-    return not born or born(process) == born
+    return not began or born(process) == began
 
 
 def _in_use(path: Path, content: bytes) -> str:

@@ -102,9 +102,9 @@ class SignalHandlers:
                     self._handle(signum)
             if not numbers and self.pending_since is not None:
                 self._warn(
-                    f"{self._name} was received {SLOW_STEP_SECONDS:.0f} s ago, and no checkpoint is written yet: it is at "
-                    "the end of the step, or at the rule's next exchange (a second SIGTERM ends the run at once, without "
-                    "one)"
+                    f"{self._name} was received {SLOW_STEP_SECONDS:.0f} s ago, and no checkpoint is written yet: it "
+                    "is at the end of the step, or at the rule's next exchange (a second SIGTERM ends the run at once, "
+                    "without one)"
                 )
                 self.pending_since = None
 

@@ -243,8 +243,8 @@ def check_change(before: Recipe, now: Recipe, point: RunPoint, data: str) -> Non
     if point.done and not is_same_data(point.data, data):
         if is_same_data(*_without_order(point.data, data)):
             raise RecipeError(
-                f"the run stopped {point.done} steps into an epoch of these data in another order ({point.data}) than now "
-                f"({data}): set data.storage and data.buffer_megabytes to those that its log.txt names; "
+                f"the run stopped {point.done} steps into an epoch of these data in another order ({point.data}) than "
+                f"now ({data}): set data.storage and data.buffer_megabytes to those that its log.txt names; "
                 'data.storage = "auto" chooses by free memory'
             )
         raise RecipeError(

@@ -98,8 +98,8 @@ class Trainer:
         virtual = self.reducer.programs.virtual
         if virtual_ranks not in (0, made := 0 if virtual is None else virtual.count):
             raise UsageError(
-                f"Trainer(virtual_ranks={virtual_ranks}), but the model is parallel with virtual_ranks={made}: give the "
-                "same to unisono.parallel"
+                f"Trainer(virtual_ranks={virtual_ranks}), but the model is parallel with virtual_ranks={made}: give "
+                "the same to unisono.parallel"
             )
         sharded = self.reducer.traits.state is RankState.SHARDED
         check_split_optimizer(model, optimizer)

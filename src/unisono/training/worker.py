@@ -412,7 +412,8 @@ def leave(run: Run, server: Server | None, processes: Sequence[Process], code: i
     gone = set[int]() if server is None else server.gone
     if survives_deaths():
         for host, process, began in (processes[worker] for worker in gone):
-            if host == socket.gethostname() and run_directory.born(process) == began:  # stopped: the launcher would wait for it
+            # it may be stopped: the launcher would wait for it
+            if host == socket.gethostname() and run_directory.born(process) == began:
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
         if run.timeline is not None:

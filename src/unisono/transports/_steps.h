@@ -13,8 +13,9 @@ enum Kind {
     SUM_INT32, SUM_INT64, MAXIMUM_INT32, MAXIMUM_INT64, EXACT_FLOAT32, EXACT_FLOAT64, SUM_FLOAT16
 };
 
-/* Sums of blocks in the caches gain by wide vectors; elsewhere memory is the limit. The bits do not depend on them. */
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__)
+/* Sums of blocks in the caches gain by wide vectors; elsewhere memory is the limit. The bits do not depend on them.
+   GCC before 12 refuses these names of processors (PR 101696). */
+#if defined(__x86_64__) && defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__) && defined(__GLIBC__)
 #define FOR_EACH_VECTOR_WIDTH __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define FOR_EACH_VECTOR_WIDTH

@@ -164,7 +164,9 @@ def _checked(summands: int) -> int:
 
 def _compiles(*flat: torch.Tensor) -> bool:
     """Return True where compiled code converts these tensors."""
-    return is_compiled() and all(tensor.is_cpu and tensor.is_contiguous() and tensor.data_ptr() for tensor in flat)
+    return is_compiled() and all(
+        tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg() and tensor.data_ptr() for tensor in flat
+    )
 
 
 class ExactArithmetic(NumpyArithmetic):

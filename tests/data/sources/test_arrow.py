@@ -227,7 +227,7 @@ def test_large_binary_columns_are_read(tmp_path: Path) -> None:
 
 
 def test_audio_files_are_known_by_their_first_bytes(tmp_path: Path) -> None:
-    sources = find(write(tmp_path / "a.arrow", table([b"RIFF....", b"RIFF", b"RIFF"], sample="audio")))
+    sources = find(write(tmp_path / "a.arrow", table([b"RIFF....WAVE", b"RIFF", b"RIFF"], sample="audio")))
     assert sources is not None
     assert sources[""].kind == AUDIO
 

@@ -157,12 +157,12 @@ def test_all_gather(world: World, group: Group) -> None:
 
 
 def test_parts_of_another_dtype_or_length_are_refused(world: World, group: Group) -> None:
-    whole = torch.empty(4 * world.size)
+    full = torch.empty(4 * world.size)
     for part in (torch.empty(4, dtype=torch.bfloat16), torch.empty(5)):
         with pytest.raises(TensorError, match=rf"rank \d: {len(part)} x .* is not one of {world.size} equal parts of"):
-            all_gather_direct(group, part, whole)
+            all_gather_direct(group, part, full)
         with pytest.raises(TensorError, match="equal parts of"):
-            reduce_scatter_direct(group, whole, part, "sum")
+            reduce_scatter_direct(group, full, part, "sum")
 
 
 def test_sixteen_bits_round_the_parts_and_their_sum(world: World, group: Group) -> None:

@@ -120,6 +120,8 @@ def test_a_strided_tensor_and_a_long_one(apart: World) -> None:
     apart.reduce(reduced, 0)
     assert torch.equal(reduced, torch.full_like(long, float(apart.size if apart.rank == 0 else 1)))
     assert transports_of(apart) == {"sockets", "messages"}
+    apart.reduce(reduced, 0, "maximum")
+    assert "sockets" not in {plan.transport for plan in apart._group.prepared if plan.op == "maximum"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -250,8 +252,7 @@ def test_a_mistake_where_ranks_wait_for_nobody_is_named_by_the_next_calls(broken
 def test_shards_of_exact_sums_are_gathered_where_they_lie(apart: World, algorithm: str, length: int) -> None:
     """Sums are of whole blocks of 256 numbers, and shards are not."""
     given = torch.arange(length, dtype=torch.float32)
-    whole = given.clone()
-    shard = apart.reduce_scatter(whole, algorithm, wire="exact")
+    shard = apart.reduce_scatter(given.clone(), algorithm, wire="exact")
     gathered = apart.all_gather(shard.clone(), torch.full((length,), -1.0), algorithm, wire="exact")
     assert torch.equal(gathered, given * apart.size)
 

@@ -269,7 +269,7 @@ class Placing(nn.Module):
         ),
         (
             lambda world: trained(world, unisono.LocalSGD(unisono.Exchange(wire="exact"))),
-            'LocalSGD does not sum by the wire "exact": use BSP or Sharded on whole layers',
+            'LocalSGD does not sum by the wire "exact": use BSP or Sharded',
         ),
         (  # it would average weights as if they were exact sums
             lambda world: with_sgd(net(), world, Gossip(unisono.Exchange(wire="exact"))),
@@ -363,7 +363,7 @@ def test_another_optimizer_comes_with_the_same_virtual_ranks(world: World) -> No
         with pytest.raises(UsageError, match="but the model is parallel with 8 and 1: pass the same"):
             unisono.parallel(model, world, rule, second, **given)
     unisono.parallel(model, world, rule, second, virtual_ranks=SHARES)
-    with pytest.raises(UsageError, match=r"Trainer\(virtual_ranks=16\), but the model is parallel with virtual_ranks=8"):
+    with pytest.raises(UsageError, match=r"Trainer\(virtual_ranks=16\), but the model is parallel with .*=8"):
         Trainer(model, world, rule, second, virtual_ranks=2 * SHARES)
     assert Trainer(model, world, rule, second).reducer is Trainer(model, world, rule, second, virtual_ranks=8).reducer
 

@@ -204,7 +204,7 @@ def test_a_run_resumes_bit_for_bit_wherever_it_stopped(group: World, rule: BaseR
 
 
 def test_a_change_in_flight_goes_with_the_next_where_a_run_resumes_in_other_buckets(group: World) -> None:
-    small, large = (DiLoCo(Exchange(bucket_bytes=size), every=8, fragments=2, delay=2) for size in (64, 1 << 20))
+    small, large = (DiLoCo(Exchange(bucket_bytes=size), every=8, fragments=2, delay=2) for size in (8_000, 16_000))
     states = states_of(trained(group, small, 3), group)
     saved = group.call_on_root(lambda: Checkpoint(3, *states, {}))
     model = network()

@@ -68,12 +68,12 @@ def find(path: Path, options: TextOptions) -> Splits:
         whole, tokens = streams[""], streams[""].tokens
         cut = len(tokens) - len(tokens) // TEST_SHARE
         streams = {"train": whole._replace(tokens=tokens[:cut]), "test": whole._replace(tokens=tokens[cut:])}
-    found = {name: windows_source(stream, options.window, path, name) for name, stream in streams.items()}
+    sources = {name: windows_source(stream, options.window, path, name) for name, stream in streams.items()}
     used = {file for stream in streams.values() for file in stream.files}
     endings = {".npy", *(ending for each, *_ in FORMATS for ending in each)}
-    there = sorted(walk(path)) if found and path.is_dir() else []
+    there = sorted(walk(path)) if sources and path.is_dir() else []
     others = [str(file.relative_to(path)) for file in there if file.suffix.lower() in endings and file not in used]
-    return {name: replace(each, others=() if at else others) for at, (name, each) in enumerate(found.items())}
+    return {name: replace(each, others=() if at else others) for at, (name, each) in enumerate(sources.items())}
 
 
 def _streams(path: Path, options: TextOptions) -> dict[str, TokenStream]:

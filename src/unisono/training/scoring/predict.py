@@ -193,7 +193,7 @@ def predict_text(
     batches = zip(torch.split(inputs, batch), torch.split(labels, batch), strict=True)
     scored = accuracy_of(sum_scores(forward, batches, None)[0], len(text))
     context, last = context_after(text, tokenizer.end_of_text, window)
-    scores = forward(context).flatten(0, -2)[last, : len(tokenizer.tokens)]  # some networks have more, or rows of tokens
+    scores = forward(context).flatten(0, -2)[last, : len(tokenizer.tokens)]  # some have more, or rows of tokens
     following = most_probable(scores, lambda token: token_text(tokenizer, token), most)
     bits = scored.loss * len(text) / math.log(2) / nbytes
     parts = [
