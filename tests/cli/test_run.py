@@ -121,11 +121,8 @@ def test_bad_input_gets_one_line(
         ("-n 2", 2, False),
         ("--nproc-per-node 2 --standalone", 2, False),
         ("--nproc_per_node=2 --nnodes=1:1 --node_rank 0 --max_restarts=0", 2, False),
-        (
-            "--ranks 2 --rdzv-backend c10d --rdzv_endpoint=a:0 --rdzv-id 1 --rdzv-conf timeout=9 --master_addr a --master-port 1",
-            2,
-            False,
-        ),
+        ("--ranks 2 --rdzv-backend c10d --rdzv_endpoint=a:0 --rdzv-id 1 --master_addr a --master-port 1", 2, False),
+        ("--ranks 2 --rdzv-conf timeout=9", 2, False),
         ("--ranks 99", 99, True),
     ],
 )

@@ -177,7 +177,7 @@ def test_a_folder_of_checkpoints_that_cannot_be_listed_loses_no_state(
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "a disk that is gone")
     assert run.kept_anywhere() == 12
-    with pytest.raises(CheckpointError, match="the state is in .*step-000000012: "):
+    with pytest.raises(CheckpointError, match=r"the state is in .*step-000000012: "):
         run.store()
     (left,) = memory.parent.iterdir()
     assert [path.name for path in left.iterdir()] == ["step-000000012"]

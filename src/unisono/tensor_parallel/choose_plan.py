@@ -177,8 +177,7 @@ def measure_beside(steps: Steps, alone: float, cost: Cost, world: World) -> floa
 
 def split_model_of(layers: PlanLike | str, size: int, rule: BaseRule, network: nn.Module, traced: Trace) -> SplitModel:
     """Return a traced network as a recipe's plan splits it: as `layers` say, in groups of `size`, or by prediction, if
-    the rule takes split layers. Raises UsageError for a recipe that names layers all the same; planning raises it for
-    splits that the network or the ranks do not allow."""
+    the rule takes split layers. Planning raises UsageError for splits that the network or the ranks do not allow."""
     by_hand, refused = (layers or AUTO) != AUTO, refusal(rule)
     if by_hand and refused:
         raise UsageError(f"[parallel] names layers, but {refused}")

@@ -88,7 +88,7 @@ class GroupLink:
             raise UsageError(f"{where}: keep samples in the first dimension up to the layer that takes the part")
 
     def weigh_by(self, weight: Callable[[], tuple[int, float]]) -> None:
-        """Weigh the loss of this rank by what `weight` returns, with the number of the average. Called by all members."""
+        """Weigh the loss of this rank by what `weight` returns, with the average's number. Called by all members."""
         self._weight, self.shares = weight, {}
 
     def share(self) -> float:
