@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import timeit
 from collections.abc import Callable
 
 import pytest
@@ -190,8 +189,9 @@ def test_layers_that_some_rank_does_not_call_stay_whole(group: World, monkeypatc
 
 def test_the_cost_of_the_link_is_the_same_on_all_ranks(group: World) -> None:
     if group.size > 1:
-        links = measure_links(group, torch.device("cpu"), lambda call: timeit.timeit(call, number=1))
+        links = measure_links(group, torch.device("cpu"), lambda call: call() or 2.0)  # a second longer, at least
         assert links.network.gradients.per_byte > 0
+        assert min(cost.latency for cost in links.network) > 1.0
         assert len(set(group.all_gather_object(links.network.gradients))) == 1
 
 
