@@ -158,6 +158,28 @@ def test_what_runs_at_once_is_slower_where_ranks_share_cores() -> None:
         assert alone * 1.01 < slower < alone * 2
 
 
+def test_a_loop_of_ones_own_updates_its_parts_behind_all_exchanges() -> None:
+    """Nothing hides the update, and a rank updates half of what is split in two."""
+    case = inputs([linear("up", 64, 64, 64)], 64, SLOW)
+    updating = replace(case.step.computing, update=1e-6)
+    later = replace(case, step=case.step._replace(computing=updating))
+    for splits, parts in (({}, 1), ({"up": Split(COLUMN, 2)}, 2)):
+        alone, longer = (predict_splits(variant, splits).prediction for variant in (case, later))
+        assert longer.step - alone.step == pytest.approx(
+            1e-6 * sum(case.weights.values()) / parts, rel=0.01
+        )  # and its flags
+        assert longer.waiting == pytest.approx(alone.waiting)
+
+
+def test_layers_without_weights_of_their_own_are_predicted() -> None:
+    """A tied layer's weight is another's, and a frozen one's is not trained."""
+    tied = replace(linear("head", 64, 64, 64)[0], gradient_bytes=0), 1.0
+    case = inputs([linear("words", 64, 64, 64), tied], 64, SLOW)
+    assert [*case.weights] == ["words"]
+    both = {"words": Split(COLUMN, 2), "head": Split(ROW, 2)}
+    assert predict_splits(case, both).prediction.step > predict_splits(case, {"words": both["words"]}).prediction.step
+
+
 def test_several_sizes_in_one_step_are_verified_and_played() -> None:
     case = inputs(vgg_a(64)[-3:], 64, SLOW)
     splits = {"f1": "column 4 gives part", "f2": "row 4 takes part", "f3": "column 2"}

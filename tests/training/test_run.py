@@ -1,7 +1,7 @@
 """What a recipe asks for, made: its network, and a step that times convolutions. The rest needs ranks: tests/mpi."""
 
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -78,6 +78,24 @@ def test_nothing_is_left_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
     assert plan.frozen
     assert len(plan.measured) == 2  # forward and the weight's gradient: nobody asks for that of the inputs
+
+
+class Seen(nn.Module):
+    """Counts its batches in a buffer that it sets anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("batches", torch.zeros(()))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.batches = self.batches + 1
+        return inputs
+
+
+def test_buffers_that_are_assigned_are_left_as_they_were() -> None:
+    model, world = nn.Sequential(Seen(), nn.Flatten(), nn.Linear(12, 2)), Others({})
+    warm_up(model, torch.zeros(2, 3, 2, 2), ConvolutionPlan(), cast("Any", world), nullcontext)
+    assert float(model[0].batches) == 0
 
 
 def test_all_ranks_choose_the_same_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,6 +186,18 @@ def test_squares_do_not_depend_on_how_a_tensor_is_cut(data: st.DataObject) -> No
     assert call(2, lambda world: sum_of_squares(world, [(0, flat[500 * world.rank :][:500])], 1))[0].isnan().all()
 
 
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_a_negation_that_is_pending_is_made(shape: tuple[int, ...]) -> None:
+    """As in the imaginary part of a conjugate's gradient."""
+    given, sums = torch.full(shape, 0.75).reshape(-1), []
+    for tensor in (torch.full(shape, -0.75)._neg_view().reshape(-1), given):
+        maxima, total = torch.zeros(1), torch.zeros(len(given), dtype=torch.int32)
+        measure(tensor, 0, len(tensor), 1.0, maxima)
+        encode(tensor, 0, maxima, 1, 1.0, total, False)
+        sums.append(total.tolist())
+    assert sums[0] == sums[1] != [0] * len(given)
+
+
 def test_what_is_refused() -> None:
     with pytest.raises(TensorError, match=r'wire "exact" sums float32 and float64, not torch\.int32'):
         integers(torch.zeros(3, dtype=torch.int32))
