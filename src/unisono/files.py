@@ -65,7 +65,8 @@ def write_atomically(path: Path) -> Iterator[Path]:
 def locked(path: Path, busy: UnisonoError | None = None) -> Iterator[None]:
     """Lock a file or a folder, which is there, for the block. Where another process has locked it, wait until it has
     ended; or raise `busy`, if given. A file system without locks does not lock."""
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # NFS locks what can be written
+    # NFS locks what can be written, and a file may be append-only
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_APPEND)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))

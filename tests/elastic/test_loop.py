@@ -178,7 +178,7 @@ def test_a_host_without_memory_writes_to_the_disk_all_the_same(
     assert list(Loop(alone(), checkpoint_minutes=1e-9, model=nn.Linear(3, 2)).steps(2)) == [0, 1]
     wait_for_copies()
     assert checkpoint_names(tmp_path / "checkpoints")
-    assert "no copy in memory any more" in capfd.readouterr().err
+    assert "no copy in memory here any more" in capfd.readouterr().err
 
 
 @pytest.mark.usefixtures("memory")
@@ -250,14 +250,14 @@ def test_no_state_is_kept_between_passes_that_accumulate_gradients(monkeypatch: 
     reducer = SimpleNamespace(control=SimpleNamespace(averages=0), **accumulating)
     monkeypatch.setattr(Loop, "_reducers", lambda _: {"model": reducer})
     monkeypatch.setattr(memory_copies.MemoryCopies, "write", lambda _, make, last: kept.append(make().step))
-    monkeypatch.setattr(loop, "ASK_SECONDS", 0.0)
     with handlers_restored(), pytest.raises(SystemExit):
-        for step in Loop(alone(), model=nn.Linear(3, 2)).steps(9):
+        for step in Loop(alone(), model=nn.Linear(3, 2)).steps(10**6):
             accumulation.accumulated = step % 4 != 3
-            if step == 4:
+            if step == 4000:
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(0.1)
-    assert set(kept) == {4, 8}
+    assert len(kept) > 1
+    assert {step % 4 for step in kept} == {0}
 
 
 @pytest.mark.parametrize("elastic", [False, True])

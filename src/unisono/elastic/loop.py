@@ -97,7 +97,8 @@ class Loop:
             self._check_alike({} if copy is None else copy.progress, resumed=newest is None)
             if copy is not None:
                 self._load(copy)
-            begin = ask = free = 0 if copy is None else copy.step
+            begin, waited = 0 if copy is None else copy.step, 0
+            ask = begin
             discarded = self._world.call_on_root(lambda: discard_newer(self._home / CHECKPOINTS, begin, damaged))
             for note in discarded if self._world.rank == 0 else ():
                 self._warn(note)
@@ -110,10 +111,10 @@ class Loop:
                 held = any(reducer.accumulation.accumulated for reducer in self._reducers().values())
                 state = torch.tensor([int(signals.stop), int(self._copies.writing), int(due), int(held)])
                 stops, writing, due, held = self._world.allreduce(state, op="maximum").tolist()
-                if held and step + 1 < count and step - free < MAX_HELD:  # no state has them: the next step is asked
-                    ask = step + 1
+                if held and step + 1 < count and waited < MAX_HELD:  # no state has them: the next step is asked
+                    ask, waited = step + 1, waited + 1
                     continue
-                free = step
+                waited = 0
                 if (due and not writing) or stops:
                     self._copies.write(lambda made=step + 1: self._checkpoint(made), bool(stops))  # type: ignore[misc]
                 if stops:

@@ -47,30 +47,28 @@ class LayerFacts(TracedLayer):
 
 
 class LinkCosts(NamedTuple):
-    """Costs of collectives by the bytes that a rank sends, where all ranks of a node send at once."""
+    """Costs of an allreduce, and of exchanges of activations, by the bytes that a rank sends, where all of a node send
+    at once; seconds that either waits, behind computing, for ranks that compute for longer."""
 
     gradients: Cost
-    """Cost of an allreduce."""
     activations: Cost
-    """Cost of an all-gather, and of other exchanges of activations."""
+    waits: float = 0.0
 
 
 class GroupLinks(NamedTuple):
-    """Links among the ranks of a run, in groups of a size."""
+    """Links among the ranks of a run, in groups of a size: across nodes, and within a node."""
 
     placement: Placement
     network: LinkCosts
     node: LinkCosts
-    """Costs within a node."""
 
 
 @dataclass(frozen=True)
 class SplitInputs:
-    """Inputs of a prediction besides the splits."""
+    """Inputs of a prediction besides the splits; `step` is that of data parallelism."""
 
     layers: tuple[LayerFacts, ...]
     step: PredictionInputs
-    """Step in data parallelism."""
     weights: Mapping[str, int]
     """Bytes of each layer's trained parameters by its name, in the order of their numbers in the step program."""
     scale: float
@@ -135,9 +133,9 @@ def _exchanges(inputs: SplitInputs, layer: LayerFacts, split: Split) -> list[tup
     column, size, placement = split.how == COLUMN, split.ranks, inputs.links.placement
     exchanges, groups = list[tuple[ActivationExchange, Duration]](), model_groups(placement, size)
     crowd, most = _crowd(placement, groups), max(map(len, placement.nodes))
-    trained = [each for each in inputs.layers[: inputs.layers.index(layer) + 1] if each.gradient_bytes]
-    index = max(0, len(trained) - 1)  # that of a tied or frozen layer is at the one before it
-    cost = (inputs.links.network if crowd else inputs.links.node).activations
+    at = [each.name for each in inputs.layers].index(layer.name)  # that of a tied or frozen one is at the one before
+    index = max(0, sum(each.gradient_bytes > 0 for each in inputs.layers[: at + 1]) - 1)
+    _, cost, waits = inputs.links.network if crowd else inputs.links.node
     x, y = (nbytes * inputs.scale * (size - 1) for nbytes in (layer.input_bytes, layer.activation_bytes))
     into = (x, False) if layer.takes_whole(split) else (x / size, True)
     out_of = (y / size, True) if column else (y, False)
@@ -149,7 +147,7 @@ def _exchanges(inputs: SplitInputs, layer: LayerFacts, split: Split) -> list[tup
         (into, takes and layer.input_requires_grad, True, True),
     ):
         sending = nbytes * cost.per_byte * (most if crowd and moves else crowd or 1)
-        latency = cost.latency * (1 if backward or after or split.takes == PART else 2)
+        latency = (cost.latency + waits) * (1 if backward or after or split.takes == PART else 2)
         took = Duration(latency + sending, sending if crowd or placement.one_node else 0.0)
         exchanges += [(ActivationExchange(index, nbytes, groups, backward, after), took)] if sends else []
     return exchanges
@@ -159,8 +157,9 @@ def allreduce_cost(links: GroupLinks, size: int) -> Cost:
     """Return the cost of an allreduce of gradients, by their bytes, of the ranks that hold a part of a layer."""
     holders = holders_of(model_groups(links.placement, size))
     count, crowd = len(holders[0]), _crowd(links.placement, holders)
-    cost = (links.network if crowd else links.node).gradients
-    return Cost(cost.latency, cost.per_byte * (crowd or 1) * 2 * (count - 1) / count) if count > 1 else Cost(0.0, 0.0)
+    cost, _, waits = links.network if crowd else links.node
+    per_byte = cost.per_byte * (crowd or 1) * 2 * (count - 1) / count
+    return Cost(cost.latency + waits, per_byte) if count > 1 else Cost(0.0, 0.0)
 
 
 @lru_cache(64)
@@ -171,13 +170,12 @@ def _crowd(placement: Placement, groups: Partition) -> int:
 
 
 class SplitChoice(NamedTuple):
-    """Splits with their prediction, beside data parallelism."""
+    """Splits with their prediction, beside that of data parallelism, `whole`."""
 
     splits: ParallelPlan
     """Split of each layer; empty: data parallelism."""
     prediction: Candidate
     whole: Candidate
-    """Prediction of data parallelism."""
 
     def describe(self, inputs: SplitInputs) -> list[str]:
         """Return lines for the log: the plan, and the predictions with and without it."""
@@ -186,7 +184,7 @@ class SplitChoice(NamedTuple):
             sent = [sent_of(inputs, layer, splits.get(layer.name)) for layer in inputs.layers]
             nbytes, activations = sum(layer.nbytes for layer in sent), sum(layer.activations for layer in sent)
             return (
-                f"{name} {played.prediction.step * 1e3:.1f} ms (computing {inputs.step.computing.whole * 1e3:.1f}, "
+                f"{name} {played.prediction.step * 1e3:.1f} ms (computing {played.costs.computing.whole * 1e3:.1f}, "
                 f"waiting {played.prediction.waiting * 1e3:.1f}, of that activations {activations * 1e3:.1f}; a rank "
                 f"sends {nbytes / 1e6:.1f} MB)"
             )

@@ -92,7 +92,8 @@ def choose_plan(
     facts = facts_of(model, layers, once, world.size)
     inputs = inputs_of(facts, sum(samples) / world.size / (len(arguments[0]) or 1), links)
     pack, update = (seconds / (sum(inputs.weights.values()) or 1) for seconds in (after.pack, after.update))
-    beside, streams = measure_beside(timed, sum(after), inputs.step.cost, world), device.type != HOST
+    streams, without_waits = device.type != HOST, inputs.step.cost._replace(latency=links.network.gradients.latency)
+    beside = measure_beside(timed, sum(after), without_waits, world)
     computing = replace(inputs.step.computing, update=update, pack=pack, unpack=streams * pack, streams=streams)
     inputs = replace(inputs, step=inputs.step._replace(computing=replace(computing, beside=beside), deferred=deferred))
     choice = world.call_on_root(partial(choose_splits, inputs))
@@ -126,17 +127,16 @@ def slowest(seconds: Sequence[float], world: World) -> float:
 
 
 def measure_links(world: World, device: torch.device, seconds: Callable[[Callable[[], object]], float]) -> GroupLinks:
-    """Return the costs of collectives of all ranks, and of those of a node where there are several. Latencies have what
-    they wait for ranks that compute for longer: `seconds` is what a call between layers takes."""
+    """Return the costs of collectives of all ranks, and of those of a node where there are several. `seconds` returns
+    what a call between layers takes, which waits for ranks that compute for longer."""
     links = list[LinkCosts]()
     for group in [world, world.node_world()] if 1 < world.nodes < world.size else [world]:
         sent = [2 * nbytes * (1 - 1 / group.size) for nbytes in MEASURED_BYTES]
         ops: list[Callable[[], object]] = [partial(group.allreduce, torch.zeros(n // 4)) for n in MEASURED_BYTES[:2]]
         ops += [partial(gather, group, torch.zeros(n // 4 // group.size, device=device)) for n in MEASURED_BYTES[2:]]
         took = [slowest(timeit.repeat(op, group.barrier, number=1, repeat=1 + REPETITIONS)[1:], group) for op in ops]
-        waits, longer = max(0.0, seconds(ops[2]) - took[2]), [each / 2 for each in sent[2:]]
-        costs = fit(sent[:2], took[:2]), fit(longer, took[2:])
-        links.append(LinkCosts(*(cost._replace(latency=cost.latency + waits) for cost in costs)))
+        cost, waits = fit([each / 2 for each in sent[2:]], took[2:]), max(0.0, seconds(ops[2]) - took[2])
+        links.append(LinkCosts(fit(sent[:2], took[:2]), cost, waits))
     return GroupLinks(world.placement, links[0], links[-1])
 
 

@@ -119,7 +119,7 @@ class ParallelLayer(nn.Module):
         for place, sample in enumerate(first + row for first in firsts for row in range(rows)):
             draw = np.random.SeedSequence((self.numbers.seed % (1 << 64), step, sample, self.layer))
             generator.manual_seed(int(draw.generate_state(1, np.uint64)[0] >> 1))
-            torch.rand(shape[1:], generator=generator, out=mask[place])
+            torch.rand(shape[1:], generator=generator, out=mask[place], device="cpu")
         return x * (mask.chunk(ranks, dim)[member] >= p).to(x.device, x.dtype).mul_(1 / (1 - p) if p < 1 else 0.0)
 
     def multiply(self, x: Tensor) -> Tensor:

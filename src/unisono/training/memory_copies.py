@@ -89,10 +89,13 @@ class MemoryCopies:
         the first one. The `last` one before the end is written to the disk where rank 0's memory takes none."""
         self.wait()
         began = time.monotonic()
-        checkpoint = make()
+        checkpoint, held = make(), torch.tensor(int(self._writes), device="cpu")
+        kept = bool(self._world.allreduce(held, op="maximum"))
         if self._world.rank == 0:
             with self._warning(self._untold):
                 (self._home / run_directory.ALIVE).touch()
+                if not kept:
+                    (self._home / run_directory.ALIVE).write_text("")  # no host has a copy
                 if self._first:
                     line = {"first_step": checkpoint.step, "ranks": self._world.size, "time": time.time()}
                     run_directory.add_line(self._home / run_directory.GENERATIONS, line)
@@ -152,10 +155,8 @@ class MemoryCopies:
         except CheckpointError as error:
             self._writes = False
             shutil.rmtree(self._folder, ignore_errors=True)
-            if self._world.rank == 0 and self._alone:
-                with self._warning(self._untold):
-                    (self._home / run_directory.ALIVE).write_text("")  # none
-            self._warn(f"no copy in memory any more: after a death the newest checkpoint on the disk is used: {error}")
+            other = "" if self._alone else "that of the other host, or "
+            self._warn(f"no copy in memory here any more: after a death {other}the newest checkpoint is used: {error}")
         self._saving = time.thread_time() - began
 
 

@@ -191,7 +191,7 @@ def test_the_cost_of_the_link_is_the_same_on_all_ranks(group: World) -> None:
     if group.size > 1:
         links = measure_links(group, torch.device("cpu"), lambda call: call() or 2.0)  # a second longer, at least
         assert links.network.gradients.per_byte > 0
-        assert min(cost.latency for cost in links.network) > 1.0
+        assert links.network.waits > 1.0
         assert len(set(group.all_gather_object(links.network.gradients))) == 1
 
 
