@@ -249,15 +249,20 @@ def test_no_state_is_kept_between_passes_that_accumulate_gradients(monkeypatch: 
     accumulating = {"accumulation": accumulation, "programs": SimpleNamespace(virtual=None)}
     reducer = SimpleNamespace(control=SimpleNamespace(averages=0), **accumulating)
     monkeypatch.setattr(Loop, "_reducers", lambda _: {"model": reducer})
-    monkeypatch.setattr(memory_copies.MemoryCopies, "write", lambda _, make, last: kept.append(make().step))
+
+    def write(copies: memory_copies.MemoryCopies, make: Any, _: bool) -> None:
+        kept.append(make().step)
+        copies.seconds = 1.0  # more than MAX_HELD steps go by before all ask again
+
+    monkeypatch.setattr(memory_copies.MemoryCopies, "write", write)
     with handlers_restored(), pytest.raises(SystemExit):
         for step in Loop(alone(), model=nn.Linear(3, 2)).steps(10**6):
-            accumulation.accumulated = step % 4 != 3
+            accumulation.accumulated = step % 200 != 199
             if step == 4000:
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(0.1)
     assert len(kept) > 1
-    assert {step % 4 for step in kept} == {0}
+    assert {step % 200 for step in kept} == {0}
 
 
 @pytest.mark.parametrize("elastic", [False, True])

@@ -62,7 +62,7 @@ class MemoryCopies:
         first_node = next(ranks for ranks in nodes if 0 in ranks)
         second = next((ranks[0] for ranks in nodes if ranks is not first_node), 0)
         self._folder, self._home, self._world, self._warn = folder, home, world, warn
-        self._first, self._saving, self._warned = True, 0.0, set[str]()
+        self._first, self._saving, self._step, self._warned = True, 0.0, -1, set[str]()
         self._untold = f"{home} does not tell of them"
         self._writes, self._alone = world.rank in (0, second), second == 0
         self._checkpoint_seconds = 60 * checkpoint_minutes if world.rank == 0 else 0.0
@@ -87,19 +87,23 @@ class MemoryCopies:
     def write(self, make: Callable[[], Checkpoint], last: bool = False) -> None:
         """Write a copy of what `make` returns, which all ranks call together. It is written beside the steps, but for
         the first one. The `last` one before the end is written to the disk where rank 0's memory takes none."""
+        lost = not self._writes
+        held = torch.tensor(int(self._writes), device="cpu")
+        kept = bool(
+            self._world.allreduce(held, op="maximum")
+        )  # before the wait: nobody else waits for this rank's disk
         self.wait()
         began = time.monotonic()
-        checkpoint, held = make(), torch.tensor(int(self._writes), device="cpu")
-        kept = bool(self._world.allreduce(held, op="maximum"))
+        checkpoint = make()
         if self._world.rank == 0:
             with self._warning(self._untold):
                 (self._home / run_directory.ALIVE).touch()
-                if not kept:
-                    (self._home / run_directory.ALIVE).write_text("")  # no host has a copy
+                if lost:  # the other host has the copy before this one, or none has any
+                    (self._home / run_directory.ALIVE).write_text(f"{self._step}" if kept else "")
                 if self._first:
                     line = {"first_step": checkpoint.step, "ranks": self._world.size, "time": time.time()}
                     run_directory.add_line(self._home / run_directory.GENERATIONS, line)
-        first, self._first = self._first, False
+        first, self._first, self._step = self._first, False, checkpoint.step
         writes = self._writes or self._checkpoint_seconds or (last and self._world.rank == 0)
         if self._receiver and self._world.rank == self._receiver:
             checkpoint = _receive(self._world)
@@ -155,6 +159,9 @@ class MemoryCopies:
         except CheckpointError as error:
             self._writes = False
             shutil.rmtree(self._folder, ignore_errors=True)
+            if self._world.rank == 0 and self._alone:
+                with self._warning(self._untold):
+                    (self._home / run_directory.ALIVE).write_text("")  # no copy is left
             other = "" if self._alone else "that of the other host, or "
             self._warn(f"no copy in memory here any more: after a death {other}the newest checkpoint is used: {error}")
         self._saving = time.thread_time() - began

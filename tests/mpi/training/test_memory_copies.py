@@ -127,7 +127,12 @@ def test_the_newest_copy_that_is_whole_is_found(monkeypatch: pytest.MonkeyPatch,
 def test_a_host_without_memory_goes_on_without_copies(world: World, folder: Path) -> None:
     own, warnings = folder / str(world.rank), list[str]()
     own.write_text("in the way")
+    world.call_on_root(lambda: (folder / ALIVE).write_text("118"))  # of the generation before
     copies = MemoryCopies(own, folder, world, True, warnings.append)
     copies.write(lambda: checkpoint(1))
+    if world.rank == 0 and world.nodes == 1:
+        assert (folder / ALIVE).read_text() == ""
     copies.write(lambda: checkpoint(2))
+    if world.rank == 0:
+        assert (folder / ALIVE).read_text() == ""
     assert len(warnings) == (world.rank == 0)
