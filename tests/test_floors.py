@@ -72,7 +72,7 @@ MAX_LINES = {
     "tensor_parallel": 1_063,
     "testing": 1_691,
     "torch_backend": 2_086,
-    "training": 7_476,
+    "training": 7_474,
     "transports": 4_521,
     "view": 980,
     "wires": 279,

@@ -25,6 +25,7 @@ from unisono.plan.split import (
     SplitInputs,
     allreduce_cost,
     choose_splits,
+    describe_borders,
     predict_splits,
     sent_of,
     with_splits,
@@ -178,6 +179,11 @@ def test_layers_without_weights_of_their_own_are_predicted() -> None:
     assert [*case.weights] == ["words"]
     both = {"words": Split(COLUMN, 2), "head": Split(ROW, 2)}
     assert predict_splits(case, both).prediction.step > predict_splits(case, {"words": both["words"]}).prediction.step
+
+
+def test_borders_are_where_samples_change_hands() -> None:
+    pair = {"fc1": Split(COLUMN, 4, gives=PART), "fc2": Split(ROW, 4, takes=PART)}
+    assert describe_borders(pair) == "samples of 4 ranks: gathered before fc1, scattered after fc2"
 
 
 def test_several_sizes_in_one_step_are_verified_and_played() -> None:

@@ -72,7 +72,7 @@ PlanLike = Mapping[str, Any]
 
 
 def make_plan(content: PlanLike | str, ranks: int = 0) -> ParallelPlan:
-    """Return the plan that `content` says, in groups of `ranks` (0: all) by default. UsageError: words are no split."""
+    """Return the plan that `content` says, in groups of `ranks` (0: all) by default. UsageError for other words."""
     if isinstance(content, str):
         raise UsageError(f'plan = {content!r} is no plan: name layers, as in {{"fc1": "column 2"}}, or use "{AUTO}"')
     splits = ((name, parse_split(value, name)) for name, value in content.items())

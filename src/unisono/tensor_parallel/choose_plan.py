@@ -176,8 +176,8 @@ def measure_beside(steps: Steps, alone: float, cost: Cost, world: World) -> floa
 
 
 def split_model_of(layers: PlanLike | str, size: int, rule: BaseRule, network: nn.Module, traced: Trace) -> SplitModel:
-    """Return a traced network as a recipe's plan splits it: as `layers` say, in groups of `size`, or by prediction, if
-    the rule takes split layers. Planning raises UsageError for splits that the network or the ranks do not allow."""
+    """Return a traced network as a recipe's plan splits it: as `layers` say, in groups of `size`, or by prediction.
+    Raises UsageError where it names layers and the rule takes none; planning, for splits that do not fit."""
     by_hand, refused = (layers or AUTO) != AUTO, refusal(rule)
     if by_hand and refused:
         raise UsageError(f"[parallel] names layers, but {refused}")

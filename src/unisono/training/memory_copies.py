@@ -87,11 +87,9 @@ class MemoryCopies:
     def write(self, make: Callable[[], Checkpoint], last: bool = False) -> None:
         """Write a copy of what `make` returns, which all ranks call together. It is written beside the steps, but for
         the first one. The `last` one before the end is written to the disk where rank 0's memory takes none."""
-        lost = not self._writes
+        # before the wait: nobody else waits for this rank's disk
         held = torch.tensor(int(self._writes), device="cpu")
-        kept = bool(
-            self._world.allreduce(held, op="maximum")
-        )  # before the wait: nobody else waits for this rank's disk
+        lost, kept = not self._writes, bool(self._world.allreduce(held, op="maximum"))
         self.wait()
         began = time.monotonic()
         checkpoint = make()
