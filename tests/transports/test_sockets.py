@@ -6,14 +6,15 @@ import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from itertools import combinations
+from itertools import combinations, permutations, product
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from unisono.call import call_of
+from unisono.collectives import socket_calls
 from unisono.collectives.payload import MOVE_DTYPES
 from unisono.collectives.socket_calls import placed_rows
 from unisono.placement import one_rank_per_node
@@ -28,6 +29,8 @@ from unisono.transports.plan import Plan
 from unisono.transports.sockets import Messenger, Sockets
 from unisono.transports.steps import Row, RowKind
 from unisono.wires import EXACT
+
+CHUNKED = ("allreduce", "reduce_scatter", "all_gather")
 
 needs_compiler = pytest.mark.skipif(Messenger is None, reason="this installation has no compiled code")
 
@@ -62,6 +65,8 @@ def carry_out(plan: Plan, inputs: list[torch.Tensor], lengths: list[int], buffer
 
     def play(rank: int) -> None:
         memory, rows = placed_rows(plan, algorithm(rank, ranks), rank, ranks)
+        scratch = torch.empty(plan.length, dtype=inputs[0].dtype)
+        in_scratch = plan.collective == "reduce_scatter" and plan.nbytes > socket_calls.MAX_SHORT_BYTES
         player = connected[rank].player_of(rows, plan.arithmetic, lambda: None, never)
         start, stop = bounds(plan.length, ranks, rank)
         for token in range(3):
@@ -71,7 +76,9 @@ def carry_out(plan: Plan, inputs: list[torch.Tensor], lengths: list[int], buffer
                 target[start:stop] = source
             elif plan.collective in ("allreduce", "broadcast") or (plan.collective == "reduce" and rank == plan.root):
                 source = target.copy_(source)  # in place
-            player(token, source.data_ptr(), target.data_ptr())
+            player(token, source.data_ptr(), (scratch if in_scratch else target).data_ptr())
+            if in_scratch:
+                target.copy_(scratch[start:stop])
 
     with ThreadPoolExecutor(ranks) as threads:
         list(threads.map(play, range(ranks)))
@@ -146,12 +153,112 @@ def test_a_long_broadcast_and_a_reduction_along_a_chain_of_pieces(ranks: int) ->
 
 
 @needs_compiler
-@pytest.mark.parametrize("schedule", ["tree", "circulant"])
+@pytest.mark.parametrize("schedule", ["tree", "circulant", "ring", "direct", "halving"])
 def test_messages_that_sockets_take_in_parts(schedule: str) -> None:
     payloads = [torch.arange(200_003, dtype=torch.float64) * rank for rank in range(5)]
     plan = plan_of("allreduce", schedule, 200_003, torch.float64, "sum", 0)
     for out in carry_out(plan, payloads, [200_003] * 5, buffer_bytes=4096):
         assert torch.equal(out, torch.arange(200_003, dtype=torch.float64) * 10)
+
+
+LONG = {"ring": CHUNKED, "direct": CHUNKED, "circulant": CHUNKED, "halving": ("allreduce",)}
+"""Schedules of long payloads, and their collectives."""
+
+
+@pytest.fixture
+def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments of 24 bytes, so that short payloads are cut as long ones are."""
+    monkeypatch.setattr(sockets, "SEGMENT_BYTES", 24)
+    for name in ("MAX_SHORT_BYTES", "MIN_CHUNK_BYTES"):
+        monkeypatch.setattr(socket_calls, name, 0)
+
+
+@needs_compiler
+@pytest.mark.parametrize("schedule", LONG)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(1, 9), st.integers(1, 300), st.sampled_from([torch.float32, torch.float64, torch.int64]))
+def test_long_messages_in_segments(
+    short_segments: None, schedule: str, ranks: int, length: int, dtype: torch.dtype
+) -> None:
+    payloads = [torch.randint(-8, 9, (length,)).to(dtype) for _ in range(ranks)]
+    total, spans = torch.stack(payloads).sum(0), [slice(*bounds(length, ranks, rank)) for rank in range(ranks)]
+    expected = {
+        "allreduce": [total] * ranks,
+        "all_gather": [total] * ranks,
+        "reduce_scatter": [total[i] for i in spans],
+    }
+    for collective in LONG[schedule]:
+        plan = plan_of(collective, schedule, length, dtype, None if collective == "all_gather" else "sum", 0)
+        given_ones = [total[span].clone() for span in spans] if collective == "all_gather" else payloads
+        outputs = carry_out(plan, given_ones, [len(each) for each in expected[collective]], buffer_bytes=4096)
+        assert all(torch.equal(out, each) for out, each in zip(outputs, expected[collective], strict=True))
+
+
+@pytest.mark.parametrize("schedule", LONG)
+def test_a_part_is_summed_while_the_next_is_on_its_way(short_segments: None, schedule: str) -> None:
+    program = find(schedule, one_rank_per_node(8)).allreduce(3, 8)
+    _, rows = placed_rows(plan_of("allreduce", schedule, 300, torch.float32, "sum", 0), program, 3, 8)
+    kinds = [row.kind for row in rows]
+    assert max(row.amount for row in rows if row.kind in sockets.MESSAGES) <= 24, "a segment"
+    assert kinds.count(RowKind.PART) > 3 * kinds.count(RowKind.ROUND), "it waits for what it sends only where it must"
+    assert kinds[-1] is RowKind.ROUND, "all have gone when the call ends"
+
+
+def is_played(programs: list[list[Row]]) -> bool:
+    """Return True if all ranks reach the end where no message goes before its receiver waits for it, whole."""
+    at, under_way = [0] * len(programs), [list[Row]() for _ in programs]
+
+    def first(rank: int, kind: RowKind, peer: int) -> Row | None:
+        return next((row for row in under_way[rank] if (row.kind, row.second) == (kind, peer)), None)
+
+    moved = True
+    while moved:
+        moved = False
+        for rank, rows in enumerate(programs):
+            while at[rank] < len(rows):
+                row = rows[at[rank]]
+                waits_for = {RowKind.PART: (RowKind.RECEIVE,), RowKind.ROUND: sockets.MESSAGES}.get(row.kind, ())
+                if any(message.kind in waits_for for message in under_way[rank]):
+                    break
+                under_way[rank] += [row] if row.kind in sockets.MESSAGES else []
+                at[rank], moved = at[rank] + 1, True
+        for rank, peer in permutations(range(len(programs)), 2):
+            sent, received = first(rank, RowKind.SEND, peer), first(peer, RowKind.RECEIVE, rank)
+            if sent and received:
+                assert sent.amount == received.amount, f"{rank} -> {peer}"
+                under_way[rank].remove(sent)
+                under_way[peer].remove(received)
+                moved = True
+    return at == [*map(len, programs)]
+
+
+SHORT = {
+    **dict.fromkeys(("tree", "split_tree"), ("allreduce", "broadcast", "reduce")),
+    **dict.fromkeys(("tree/binary", "pipeline"), ("broadcast", "reduce")),
+    "tree/star": ("reduce",),
+    "flat": ("allreduce",),
+}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "collective"), [(name, each) for name, all_of in {**SHORT, **LONG}.items() for each in all_of]
+)
+def test_ranks_do_not_wait_for_each_other_in_a_circle_without_any_buffers(
+    short_segments: None, schedule: str, collective: str
+) -> None:
+    rooted = collective in ("broadcast", "reduce")
+    for ranks, length, root in product((2, 3, 5, 6, 8), (3, 200), (0, 1) if rooted else (0,)):
+        op = None if collective in ("all_gather", "broadcast") else "sum"
+        plan = plan_of(collective, schedule, length, torch.float64, op, root)
+        family = find(schedule, one_rank_per_node(ranks))
+        algorithm = renumber(getattr(family, collective), [(rank + root) % ranks for rank in range(ranks)])
+        assert is_played([placed_rows(plan, algorithm(rank, ranks), rank, ranks)[1] for rank in range(ranks)]), ranks
+
+
+def test_a_circle_is_found() -> None:
+    rows = rows_to(1), rows_to(0)
+    assert is_played([*rows])
+    assert not is_played([[each[0], each[2], each[1]] for each in rows]), "both wait for the other to receive"
 
 
 def rows_to(peer: int) -> list[Row]:

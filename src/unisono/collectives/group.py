@@ -19,14 +19,14 @@ from unisono.call import BARRIER, WORDS_BYTES, Call, call_of, decode_words, diff
 from unisono.collectives.payload import is_plain, name_of
 from unisono.collectives.prepare import Plans
 from unisono.collectives.ready import MAX_READY, Ready
-from unisono.collectives.socket_calls import LONG_COLLECTIVES, MAX_SHORT_BYTES, SocketCalls, open_socket_calls
+from unisono.collectives.socket_calls import SocketCalls, goes_by_sockets, open_socket_calls, takes_segments
 from unisono.collectives.states import Calls
 from unisono.collectives.trials import Trials
 from unisono.collectives.watch import Watch
 from unisono.errors import MismatchError, StallError, UsageError
 from unisono.launch import TIMEOUT
 from unisono.mpi import MPI
-from unisono.network.choice import LIBRARY, Choice, ScheduleTable
+from unisono.network.choice import Choice, ScheduleTable
 from unisono.network.pace import piece_bytes_of
 from unisono.placement import Placement, one_rank_per_node
 from unisono.transports.cross_memory import CrossMemory, open_cross_memory
@@ -34,7 +34,6 @@ from unisono.transports.mailboxes import Mailboxes, make_mailboxes
 from unisono.transports.messages import Delivery, Parcel, wait
 from unisono.transports.node_memory import NodeMemory, SharedMemory, make_node_memory
 from unisono.transports.plan import Plan, Prepared
-from unisono.transports.steps import RowKind, kind_of
 from unisono.wires import EXACT
 
 Made = TypeVar("Made")
@@ -164,19 +163,19 @@ class Group:
         free = wire is None and self.one_node and ("allreduce", "one node") not in self.table.measured
         return free and is_plain(tensor) and self.find_shared(tensor.data_ptr(), tensor.nbytes) is not None
 
-    def _choose(self, plan: Plan) -> Choice:
-        """Return the best choice for a collective like `plan`, by measurement. All ranks call it together."""
+    def _choose(self, plan: Plan, named: bool) -> Choice:
+        """Return the best choice for a collective like `plan`, by measurement; where the algorithm is `named`, or an
+        exact sum's, the best transport. All ranks call it together."""
         exact = plan.wire == EXACT
+        keeps = named or exact
         if self.one_node:
-            return Choice(plan.algorithm, plan.transport) if exact else self._trials.choose(plan)
-        short = (plan.algorithm == LIBRARY or exact) and 0 < plan.nbytes <= MAX_SHORT_BYTES
-        long = plan.collective in LONG_COLLECTIVES and plan.nbytes > MAX_SHORT_BYTES and not self.table.network.measured
-        if long and plan.op is not None and kind_of(plan.dtype, plan.reduction) is RowKind.OTHER:
-            long = False  # each play would keep memory of the payload's size
+            return Choice(plan.algorithm, plan.transport) if keeps else self._trials.choose(plan)
         tuned = (plan.collective, "across nodes") in self.table.measured
-        if not (short or long) or tuned or (calls := self.socket_calls(plan.call)) is None:
+        free = not tuned and (exact or not named) and goes_by_sockets(plan, self.placement, self.table.network.measured)
+        segments = takes_segments(plan, self.placement)
+        if not (free or segments) or (calls := self.socket_calls(plan.call)) is None:
             return Choice(plan.algorithm, plan.transport)
-        return Choice(plan.algorithm if exact else calls.schedule_for(plan), "sockets")
+        return Choice(plan.algorithm if keeps or segments else calls.schedule_for(plan), "sockets")
 
     def socket_calls(self, call: Call) -> SocketCalls | None:
         """Return the collectives through sockets, which all ranks of several nodes make together once; None on all

@@ -91,10 +91,14 @@ class Plans:
     """Cache of the plans, schedules and programs of one rank of a group."""
 
     def __init__(
-        self, rank: int, placement: Placement, table: ScheduleTable, measure: Callable[[Plan], Choice] | None = None
+        self,
+        rank: int,
+        placement: Placement,
+        table: ScheduleTable,
+        measure: Callable[[Plan, bool], Choice] | None = None,
     ) -> None:
-        """`measure` returns the best choice for a plan that is made for no table, or of an exact sum; all ranks make it
-        together."""
+        """`measure` returns the best choice for a plan without a wire, or of an exact sum, and by True for one whose
+        algorithm is named; all ranks make it together."""
         self._measure = measure
         self._placement, self._table = placement, table
         self._plans: dict[PlanRequest, Plan] = {}
@@ -137,8 +141,8 @@ class Plans:
         narrow = wire_of(wire, dtype)
         sent = nbytes if narrow is None else narrow.nbytes(nbytes // dtype.itemsize)
         choice = self.choose(collective, algorithm, sent, encoded=narrow is not None)
-        if self._measure is not None and (wire == EXACT or (algorithm == AUTO and wire is None)):
-            return plan_of(asked, self._measure(plan_of(asked, choice)))
+        if self._measure is not None and (wire == EXACT or wire is None):
+            return plan_of(asked, self._measure(plan_of(asked, choice), algorithm != AUTO))
         blocks = narrow is not None and not narrow.elementwise and choice.algorithm != LIBRARY
         if blocks and not cuts_alike(algorithm_of(choice.algorithm, collective, self._placement), self._placement):
             if algorithm != AUTO:

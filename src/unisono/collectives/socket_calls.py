@@ -3,9 +3,11 @@
     first call     connect │ barriers of few messages, of few rounds, by the MPI library, by turns │ the fastest
     later calls    | token | payload | between the ranks of a schedule's program
 
-They are the short ones, and all broadcasts, compiled reductions to a root and all-to-alls. On a fast network the
-library, which knows it, is faster; on Ethernet sockets are: by few messages where ranks share cores, or there are many
-of them, by few rounds where each has a core, and a round takes as long as several messages.
+They are the short ones, all broadcasts, compiled reductions to a root and all-to-alls, and, between nodes of one rank,
+long ones of SEGMENTED schedules. On a fast network the library, which knows it, is faster; on Ethernet sockets are: by
+few messages where ranks share cores, or there are many of them, by few rounds where each has a core, and a round takes
+as long as several messages. Compiled code plays long ones with a third of the processor time of messages of MPI, by
+which Python waits, and with its lock free for the training beside.
 
 A message of another call is found by its token. In a broadcast or a reduce some ranks wait for nobody: their mistake is
 found in the next call that reads from them, and named there, because every rank keeps its last calls' descriptions.
@@ -24,15 +26,18 @@ import torch
 from unisono.call import BARRIER, Call, call_of
 from unisono.collectives.trials import choices_file, keep_choice, read_choices
 from unisono.mpi import MPI
+from unisono.network.choice import LIBRARY
+from unisono.placement import Placement
 from unisono.schedules import find
-from unisono.schedules.pieces import Cut, bounds
+from unisono.schedules.pieces import Cut, bounds, cut_program
 from unisono.schedules.schedule import Program
 from unisono.transports.arithmetic import Arithmetic, Array, arithmetic_of
 from unisono.transports.compiled import compiled
 from unisono.transports.messages import wait_until
-from unisono.transports.plan import Plan, Prepared, started
+from unisono.transports.plan import Plan, Prepared, bytes_at, started
 from unisono.transports.sockets import SOURCE, TARGET, VARIABLE, Payload, Sockets, landing_bytes, open_sockets, rows_of
 from unisono.transports.steps import Row, RowKind, copy, kind_of
+from unisono.wires import EXACT
 
 if TYPE_CHECKING:
     from unisono.collectives.group import Group
@@ -46,13 +51,20 @@ MAX_SHORT_BYTES = 64 << 10
 """Largest payload in bytes of every collective."""
 
 LONG_COLLECTIVES = ("broadcast", "reduce", "all_to_all")
-"""Collectives of longer payloads, too. In others messages of MPI come as near to the bound."""
+"""Collectives whose longer payloads go by a schedule of their own (`schedule_for`)."""
+
+SEGMENTED = {"ring": 2, "direct": 2, "circulant": 2, "halving": 1}
+"""Schedules of longer payloads of the others, whose rounds keep all links busy, and their pieces: two where both
+ends of a message have the same round, so that one is on its way while ranks wait for each other with the other."""
 
 CHAIN = "pipeline"
 """Schedule of a long broadcast or reduction."""
 
 PIECES_PER_RANK, MAX_PIECES, MIN_PIECE_BYTES = 16, 256, 8 << 10
 """Pieces of a chain: it takes as long as its pieces and its ranks one after another."""
+
+MIN_CHUNK_BYTES = 64 << 10
+"""Least size of chunks that are cut in pieces."""
 
 MAX_TREE_BYTES = 2 << 10
 """Largest payload in bytes whose time is that of its messages, not that of its bytes."""
@@ -94,6 +106,32 @@ ALIGNMENT = 64
 """Bytes; what is received begins at a multiple of them."""
 
 
+def goes_by_sockets(plan: Plan, placement: Placement, measured: bool) -> bool:
+    """Return True for a plan of a table that nobody has tuned whose schedule is that of `schedule_for`, or an exact
+    sum's own: short ones, and on a network that was not `measured` all that sockets carry."""
+    if plan.nbytes <= MAX_SHORT_BYTES:
+        return (plan.algorithm == LIBRARY or plan.wire == EXACT) and plan.nbytes > 0
+    rooted = plan.collective in LONG_COLLECTIVES
+    return not measured and _is_compiled(plan) and (rooted or _is_between_nodes(plan, placement))
+
+
+def takes_segments(plan: Plan, placement: Placement) -> bool:
+    """Return True for a longer payload that goes by its own schedule, in segments."""
+    long = plan.nbytes > MAX_SHORT_BYTES and plan.collective not in LONG_COLLECTIVES
+    return long and plan.algorithm in SEGMENTED and _is_between_nodes(plan, placement) and _is_compiled(plan)
+
+
+def _is_between_nodes(plan: Plan, placement: Placement) -> bool:
+    """Return False where a node has several ranks, whose messages to each other go through its memory, or for a wire,
+    which Python encodes."""
+    return plan.transport == "messages" and placement.ranks == len(placement.nodes) and plan.wire is None
+
+
+def _is_compiled(plan: Plan) -> bool:
+    """Return False for a reduction in Python, each play of which would keep memory of the payload's size."""
+    return plan.op is None or kind_of(plan.dtype, plan.reduction) is not RowKind.OTHER
+
+
 def schedule_for(collective: str, nbytes: int, ranks: int, few_rounds: bool = False) -> str:
     """Return the schedule of a collective: few messages for a short payload, since each costs more than its bytes.
 
@@ -101,6 +139,8 @@ def schedule_for(collective: str, nbytes: int, ranks: int, few_rounds: bool = Fa
 
     >>> schedule_for("allreduce", 4, 8), schedule_for("reduce", 4, 8), schedule_for("all_gather", 4, 8)
     ('tree', 'tree/star', 'circulant')
+    >>> schedule_for("broadcast", 100_000, 8), schedule_for("allreduce", 100_000, 8)
+    ('pipeline', 'circulant')
     >>> schedule_for("broadcast", 4096, 6), schedule_for("allreduce", 4096, 8), schedule_for("allreduce", 4096, 6)
     ('split_tree', 'split_tree', 'circulant')
     >>> schedule_for("allreduce", 4, 8, few_rounds=True), schedule_for("all_to_all", 32, 8, few_rounds=True)
@@ -110,7 +150,7 @@ def schedule_for(collective: str, nbytes: int, ranks: int, few_rounds: bool = Fa
     if collective == "all_to_all":
         return "circulant" if short and nbytes <= MAX_HANDED_ON_BYTES * ranks and not few_rounds else "direct"
     if nbytes > MAX_SHORT_BYTES:
-        return CHAIN
+        return CHAIN if collective in LONG_COLLECTIVES else "circulant"
     if collective == "allreduce" and few_rounds and nbytes * (ranks - 1) <= MAX_FLAT_BYTES:
         return "flat"
     if collective == "reduce" and nbytes * (ranks - 1) <= MAX_STAR_BYTES:
@@ -210,12 +250,15 @@ class SocketCalls:
         program = group.plans.program(group.plans.schedule(plan))
         memory, rows = placed_rows(plan, program, group.rank, group.size)
         start = self._recorded(self._player_of(rows, plan.arithmetic), plan.call, memory)
-        if not (_is_leaf(plan, group.rank) and plan.nbytes > MAX_SHORT_BYTES):
+        if not (_loses(plan, group.rank) and plan.nbytes > MAX_SHORT_BYTES):
             return started(start)
+        begin, end = (plan.dtype.itemsize * bound for bound in bounds(plan.length, group.size, group.rank))
 
-        def start_on_scratch(source: int, _: int) -> None:
+        def start_on_scratch(source: int, target: int) -> None:
             scratch = np.empty(plan.nbytes, np.uint8)  # for this call alone: it would stay as long as the plan
             start(source, scratch.ctypes.data)
+            if plan.collective == "reduce_scatter":
+                bytes_at(target, end - begin)[:] = scratch[begin:end]
 
         return started(start_on_scratch)
 
@@ -262,15 +305,14 @@ def placed_rows(plan: Plan, program: Program, rank: int, ranks: int) -> tuple[Ar
 
     allreduce, broadcast, all_gather     in the target, which has the rank's contribution
     reduce on a leaf, reduce_scatter     in scratch memory: partial sums overwrite what they are made of
-    long reduce on a leaf                in the target, scratch memory of the call
+    long ones of these                   in the target, scratch memory of the call
     all_to_all                           from the source to the target; in scratch memory what is handed on
     reductions that are not compiled     in scratch memory, at whose addresses Python prepares them
     """
     collective, itemsize, nbytes = plan.collective, plan.dtype.itemsize, plan.nbytes
     kind = kind_of(plan.dtype, plan.reduction)
-    is_leaf = _is_leaf(plan, rank)
-    needs_scratch = collective == "reduce_scatter" or (plan.op is not None and kind is RowKind.OTHER)
-    needs_scratch |= is_leaf and nbytes <= MAX_SHORT_BYTES
+    loses = _loses(plan, rank)
+    needs_scratch = (plan.op is not None and kind is RowKind.OTHER) or (loses and nbytes <= MAX_SHORT_BYTES)
     begin, end = (itemsize * bound for bound in bounds(plan.length, ranks, rank))
     if collective == "all_to_all":
         parts = program.chunks // ranks
@@ -279,31 +321,34 @@ def placed_rows(plan: Plan, program: Program, rank: int, ranks: int) -> tuple[Ar
         payload = Payload(addresses, Cut(parts * plan.length, program.chunks, 1), plan.arithmetic, kind)
         own_chunk = copy(TARGET + begin, SOURCE + begin, end - begin)
         return memory, [*rows_of(rank, program, payload, 0), own_chunk]
-    cut = Cut(plan.length, program.chunks, _pieces(plan, ranks), grain=plan.grain)
-    payload = Payload((TARGET,), cut, plan.arithmetic, kind)
+    payload = Payload((TARGET,), _cut(plan, program, ranks), plan.arithmetic, kind)
     scratch_bytes = -(-nbytes // ALIGNMENT) * ALIGNMENT if needs_scratch else 0
     memory = np.empty(scratch_bytes + landing_bytes(program, payload), np.uint8)
     first = memory.ctypes.data
     if not needs_scratch:
-        given = [copy(TARGET, SOURCE, nbytes)] if is_leaf else []
+        given = [copy(TARGET, SOURCE, nbytes)] if loses else []
         return memory, [*given, *rows_of(rank, program, payload, first)]
     rows = [copy(first, SOURCE, nbytes)]
     rows += rows_of(rank, program, payload._replace(addresses=(first,)), first + scratch_bytes)
     if collective == "reduce_scatter":
         rows.append(copy(TARGET, first + begin, end - begin))
-    elif not is_leaf:
+    elif not loses:
         rows.append(copy(TARGET, first, nbytes))
     return memory, rows
 
 
-def _is_leaf(plan: Plan, rank: int) -> bool:
-    """Return True for a rank whose tensor a reduction to a root leaves as it is."""
-    return plan.collective == "reduce" and rank != plan.root
+def _loses(plan: Plan, rank: int) -> bool:
+    """Return True where partial sums overwrite what the call leaves as it is: on all ranks but the root of a reduce."""
+    return plan.collective == "reduce_scatter" or (plan.collective == "reduce" and rank != plan.root)
 
 
-def _pieces(plan: Plan, ranks: int) -> int:
-    """Return the number of pieces of a chain; others have one."""
-    if plan.algorithm != CHAIN:
-        return 1
-    largest = max(MIN_PIECE_BYTES, plan.nbytes // min(MAX_PIECES, PIECES_PER_RANK * ranks))
-    return -(-plan.nbytes // largest)
+def _cut(plan: Plan, program: Program, ranks: int) -> Cut:
+    """Return the cut of a payload: a chain has many pieces, longer ones of other schedules two, short ones one."""
+    pieces = SEGMENTED.get(plan.algorithm, 1) if plan.nbytes >= program.chunks * MIN_CHUNK_BYTES else 1
+    if plan.algorithm == CHAIN:
+        largest = max(MIN_PIECE_BYTES, plan.nbytes // min(MAX_PIECES, PIECES_PER_RANK * ranks))
+        pieces = -(-plan.nbytes // largest)
+    if pieces == 1 or plan.algorithm == CHAIN:
+        return Cut(plan.length, program.chunks, pieces, grain=plan.grain)
+    by_chunk = plan.collective in ("reduce_scatter", "all_gather")
+    return cut_program(program, plan.length, -(-plan.length // (pieces * program.chunks)), by_chunk)

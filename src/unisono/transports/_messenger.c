@@ -1,12 +1,13 @@
 /* Collectives across nodes, compiled: messages through the sockets of a group, with copies and sums between.
 
-    program   SEND payload -> rank 1, RECEIVE landing <- rank 1, ROUND | SUM payload, landing -> payload | ...
+    program   SEND payload -> rank 1, RECEIVE landing <- rank 1, PART | SUM payload, landing -> payload | ... ROUND
 
     message   | token | payload ... |        8 bytes that are equal on all ranks in the same call, then the payload
 
 Addresses below 0 are places in the source or the target of a call, so that a program is made once for all tensors.
 
-The messages of a round go together, those to or from one rank in order. ROUND waits until all have gone and arrived: it
+Messages to one rank go in order, and so do those from it. PART waits until those before it have arrived, ROUND until all
+have gone, too: while a part is summed, the kernel sends and receives others. A wait
 polls, yields the core between polls, and then sleeps until a socket has something to do. Of short messages it reads what
 has arrived behind them, too: calls back to back then need fewer reads than messages. `handle` is Python's part: it is
 called after each such sleep of WAIT_MILLISECONDS, for a message of another call, and for reductions that are not
@@ -60,6 +61,8 @@ typedef struct {
     struct pollfd *polled;
     Py_ssize_t *waiting; /* rows of the polled sockets */
     nfds_t held;         /* of them, those for which something was read ahead */
+    nfds_t receiving;    /* of them, those that receive */
+    Py_ssize_t first;    /* row: all messages before it have gone and arrived */
     int ended; /* 1 once some connection has ended */
 } Messenger;
 
@@ -115,20 +118,29 @@ static int progress(Messenger *self, Py_ssize_t index) {
     return bytes > 0;
 }
 
+static int is_message(const Row *row) { return row->kind == SEND || row->kind == RECEIVE; }
+
+/* Return 0 for a message that has not gone, or arrived, whole. */
+static int has_ended(const Messenger *self, Py_ssize_t index) {
+    const Row *row = &self->rows[index];
+    return !is_message(row) || self->done[index] == HEADER_BYTES + row->count;
+}
+
 /* Collect the sockets of the messages that are under way, one of each direction and rank. Return their number. */
 static nfds_t collect(Messenger *self, Py_ssize_t first, Py_ssize_t end) {
     nfds_t count = 0;
     self->scan++;
-    self->held = 0;
+    self->held = self->receiving = 0;
     for (Py_ssize_t index = first; index < end; index++) {
         const Row *row = &self->rows[index];
-        if (self->done[index] == HEADER_BYTES + row->count) continue;
+        if (has_ended(self, index)) continue;
         uint64_t *busy = &self->busy[(row->kind == SEND ? self->ranks : 0) + row->other];
         if (*busy == self->scan) continue;
         *busy = self->scan;
         const Connection *other = &self->connections[row->other];
         int held = row->kind == RECEIVE && holds(other);
         self->held += (nfds_t)held;
+        self->receiving += row->kind == RECEIVE;
         self->waiting[count] = index;
         self->polled[count++] = (struct pollfd){
             other->descriptor, row->kind == SEND ? POLLOUT : POLLIN, held ? POLLIN : 0
@@ -185,12 +197,15 @@ static int poll_sockets(Messenger *self, nfds_t count, int sleeps) {
     return poll(self->polled, count, sleeps ? WAIT_MILLISECONDS : 0) > 0;
 }
 
-/* Move the messages of the round in rows `first` to `end`; `*number` is then the rank whose message does not match. */
-static enum Interruption exchange(Messenger *self, Py_ssize_t first, Py_ssize_t end, Py_ssize_t *number) {
-    begin_sends(self, first, end);
+/* Move the messages before row `end` until those have ended that the row there waits for; else `*number` is the rank
+   whose message does not match. */
+static enum Interruption exchange(Messenger *self, Py_ssize_t end, Py_ssize_t *number) {
+    int part = self->rows[end].kind == PART;
+    while (self->first < end && has_ended(self, self->first)) self->first++;
+    begin_sends(self, self->first, end);
     for (Py_ssize_t yields = 0;;) {
-        nfds_t count = collect(self, first, end);
-        if (count == 0) return FINISHED;
+        nfds_t count = collect(self, self->first, end);
+        if (count == 0 || (part && self->receiving == 0)) return FINISHED;
         int sleeps = yields >= self->yields, moved = 0;
         int ready = poll_sockets(self, count, sleeps);
         for (nfds_t place = 0; ready && place < count; place++) {
@@ -214,26 +229,22 @@ static enum Interruption exchange(Messenger *self, Py_ssize_t first, Py_ssize_t 
     }
 }
 
-/* Play from row `*at` on, until Python has a part to do. */
+/* Play from row `*at` on, until Python has a part to do. Messages move in the waits behind them. */
 static enum Interruption run(Messenger *self, Py_ssize_t *at, Py_ssize_t *number) {
     const Row *rows = self->rows, *last = rows + self->length;
     while (*at < self->length) {
-        Py_ssize_t end = *at;
-        while (end < self->length && (rows[end].kind == SEND || rows[end].kind == RECEIVE)) end++;
-        if (end > *at) {
-            enum Interruption event = exchange(self, *at, end, number);
+        int64_t kind = rows[*at].kind;
+        if (kind == ROUND || kind == PART) {
+            enum Interruption event = exchange(self, *at, number);
             if (event != FINISHED) return event;
-            *at = end;
-        } else if (rows[*at].kind == ROUND) {
-            ++*at;
-        } else {
+        } else if (!is_message(&rows[*at])) {
             Py_ssize_t more = count_more(&rows[*at], last);
             *number = *at;
-            int other = rows[*at].kind == OTHER;
-            if (!other) move(&rows[*at], more);
-            *at += 1 + more;
-            if (other) return REDUCTION;
+            if (kind != OTHER) move(&rows[*at], more);
+            *at += more;
         }
+        ++*at;
+        if (kind == OTHER) return REDUCTION;
     }
     return FINISHED;
 }
@@ -258,6 +269,7 @@ PyObject *play_messages(PyObject *messenger, uint64_t token, int64_t source, int
     Messenger *self = (Messenger *)messenger;
     self->token = token;
     self->ended = 0;
+    self->first = 0;
     memset(self->done, 0, (size_t)self->length * sizeof(int64_t));
     place(self, source, target);
     for (Py_ssize_t at = 0, number = 0;;) {

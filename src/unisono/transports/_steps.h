@@ -10,7 +10,7 @@
 /* The numbers of `RowKind` in steps.py. */
 enum Kind {
     COPY, SUM_FLOAT32, SUM_FLOAT64, SUM_BFLOAT16, MORE, BARRIER, OTHER, SEND, RECEIVE, ROUND,
-    SUM_INT32, SUM_INT64, MAXIMUM_INT32, MAXIMUM_INT64, EXACT_FLOAT32, EXACT_FLOAT64, SUM_FLOAT16
+    SUM_INT32, SUM_INT64, MAXIMUM_INT32, MAXIMUM_INT64, EXACT_FLOAT32, EXACT_FLOAT64, SUM_FLOAT16, PART
 };
 
 /* Sums of blocks in the caches gain by wide vectors; elsewhere memory is the limit. The bits do not depend on them.

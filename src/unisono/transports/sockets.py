@@ -5,8 +5,13 @@
     message    | token | payload ... |                 the token is equal on all ranks in the same call
 
 A program is a schedule's, at addresses, in the rows of `steps.py`: the messages of a round, then the reductions of what
-has arrived, in the order of ranks. `_messenger.c` plays it in one call, and ranks that share a core hand it over by
-sleeping in the kernel. Without compiled code there are no sockets.
+has arrived, in the order of ranks. Long messages go in segments, each reduced while the kernel receives the next:
+
+    send 1, 2 │ receive 1 │ add 1 │ receive 2 │ add 2 │ send 1, 2 │ receive 1 │ ...      2 may still be on its way
+                          PART                PART                            PART        until its memory is needed
+
+`_messenger.c` plays it in one call, without Python's lock, and waits by sleeping in the kernel: ranks that share a core
+hand it over, and the training that runs beside an exchange has the core. Without compiled code there are no sockets.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from enum import IntEnum
 from fcntl import ioctl
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,6 +65,15 @@ SOURCE, TARGET = -(1 << 62), -(1 << 61)
 YIELDS = 64
 """Polls before a rank sleeps, some tens of microseconds: as long as a message takes."""
 
+LONG_YIELDS = 1
+"""The same in a program with messages of a segment, which take longer than to fall asleep and to wake."""
+
+SEGMENT_BYTES = 256 << 10
+"""Bytes of a segment: as much as stays in a core's cache until it is reduced."""
+
+MAX_SEGMENTS = 64
+"""Segments of a message at most: each poll looks at all."""
+
 CONNECTION = np.dtype([("descriptor", np.int32), ("read_ahead", np.uint8, 4092)])
 """One rank's socket, -1 for this one, and what compiled code has read ahead from it."""
 
@@ -72,6 +87,12 @@ class Interruption(IntEnum):
     LATE = 1
     MISMATCH = 2
     REDUCTION = 3
+
+
+MESSAGES = RowKind.SEND, RowKind.RECEIVE
+
+Message = tuple[Action, int, slice]
+"""Action of a rank, the other rank, and the elements of the payload."""
 
 
 class Payload(NamedTuple):
@@ -125,7 +146,9 @@ class Sockets:
                 perform(uncompiled[index])
 
         table = np.array(rows, np.int64).reshape(-1, 5)
-        return Messenger(self._connections, table, YIELDS, handle)  # type: ignore[no-any-return]
+        messages = table[np.isin(table[:, 0], MESSAGES), 1]
+        yields = LONG_YIELDS if messages.max(initial=0) >= SEGMENT_BYTES else YIELDS
+        return Messenger(self._connections, table, yields, handle)  # type: ignore[no-any-return]
 
     def end(self) -> None:
         """End all connections. Their numbers stay taken, since another thread may wait for them."""
@@ -141,56 +164,103 @@ class Sockets:
 
 def rows_of(rank: int, program: Program, payload: Payload, landing: int) -> Iterator[Row]:
     """Yield the rows of a program. What is received to be summed lands from the address `landing` on."""
+    leaving: list[slice] = []
     for moves in _moves(program, payload.cut):
-        yield from _round(rank, moves, payload, landing)
+        yield from _round(rank, moves, payload, landing, leaving)
+    if leaving:
+        yield Row(RowKind.ROUND)
 
 
 def landing_bytes(program: Program, payload: Payload) -> int:
     """Return the largest number of bytes that a program receives at once to be summed."""
-    lengths = [
-        sum(region.stop - region.start for action, _, region in moves if action is Action.ADD)
-        for moves in _moves(program, payload.cut)
-    ]
-    return max(lengths, default=0) * payload.arithmetic.itemsize
+    itemsize = payload.arithmetic.itemsize
+    parts = chain(*(_arrivals(moves, itemsize) for moves in _moves(program, payload.cut)))
+    return max((sum(map(_length, _regions(part, Action.ADD))) for part in parts), default=0) * itemsize
 
 
-def _moves(program: Program, cut: Cut) -> Iterator[list[tuple[Action, int, slice]]]:
-    """Yield the messages that go together: each piece follows the one before, one round behind.
-
-    Both ends send and receive in the same order if a program with pieces has one message between two ranks at most.
-    """
+def _moves(program: Program, cut: Cut) -> Iterator[list[Message]]:
+    """Yield the messages of each round of each piece, in the same order on all ranks. A piece follows the one before,
+    one round behind: while one is reduced, the other is on its way."""
     for lane in program.lanes:
         for step in range(len(lane) + cut.pieces - 1):
-            pieces = range(max(0, step - len(lane) + 1), min(cut.pieces, step + 1))
-            yield [
-                (action, peer, cut.region(piece, chunk, span))
-                for piece in pieces
-                for action, peer, chunk, span in lane[step - piece]
-            ]
+            for piece in range(max(0, step - len(lane) + 1), min(cut.pieces, step + 1)):
+                yield [
+                    (action, peer, cut.region(piece, chunk, span)) for action, peer, chunk, span in lane[step - piece]
+                ]
 
 
-def _round(rank: int, moves: Iterable[tuple[Action, int, slice]], payload: Payload, landing: int) -> Iterator[Row]:
-    itemsize, address_of = payload.arithmetic.itemsize, payload.address_of
-    parts: dict[tuple[int, int], list[tuple[int, int]]] = {}  # contributions to a region: ranks and addresses
-    sends, receives = list[Row](), list[Row]()
+def segments_of(region: slice, itemsize: int) -> list[slice]:
+    """Return the segments of a message, by which both ends cut it: they depend on its length alone.
+
+    >>> segments_of(slice(0, 100), 4), segments_of(slice(100_000, 200_000), 4)
+    ([slice(0, 100, None)], [slice(100000, 165536, None), slice(165536, 200000, None)])
+    """
+    start, stop = int(region.start), int(region.stop)
+    length = max(SEGMENT_BYTES // itemsize, -(-(stop - start) // MAX_SEGMENTS))
+    return [slice(begin, min(stop, begin + length)) for begin in range(start, stop, length)] or [region]
+
+
+def _arrivals(moves: Sequence[Message], itemsize: int) -> list[list[Message]]:
+    """Return what a rank waits for at once: a segment of each other rank, or all where it adds to what it sends in the
+    round, or where segments of one region would not arrive together."""
+    received: dict[int, list[Message]] = {}  # by rank, in order
     for action, peer, region in moves:
-        nbytes = (region.stop - region.start) * itemsize
-        if nbytes == 0 and payload.cut.length:
-            continue  # both ends omit the same empty ones; a barrier has no others
-        place = address_of(region)
+        if action is not Action.SEND:
+            received.setdefault(peer, []).extend((action, peer, part) for part in segments_of(region, itemsize))
+    parts = [[*filter(None, part)] for part in zip_longest(*received.values())]
+    added = [{(region.start, region.stop) for region in _regions(part, Action.ADD)} for part in parts]
+    together = sum(map(len, added)) == len(set().union(*added))
+    if together and not _meet(_regions(moves, Action.SEND), _regions(moves, Action.ADD)):
+        return parts
+    return [[*chain(*parts)]]
+
+
+def _round(rank: int, moves: Sequence[Message], payload: Payload, landing: int, leaving: list[slice]) -> Iterator[Row]:
+    """Yield the rows of a round. `leaving` are the regions whose messages to others may not have gone: they go on in
+    later rounds, until their memory is needed."""
+    itemsize, address_of = payload.arithmetic.itemsize, payload.address_of
+    if payload.cut.length:  # both ends omit the same empty ones; a barrier has no others
+        moves = [move for move in moves if _length(move[-1])]
+    sent, added = _regions(moves, Action.SEND), _regions(moves, Action.ADD)
+    if _meet(leaving, [*added, *_regions(moves, Action.RECEIVE)]):
+        leaving.clear()
+        yield Row(RowKind.ROUND)
+    leaving += sent
+    for action, peer, region in moves:
         if action is Action.SEND:
-            sends.append(Row(RowKind.SEND, nbytes, 0, place, peer))
-        elif action is Action.RECEIVE or not nbytes:
-            receives.append(Row(RowKind.RECEIVE, nbytes, place, 0, peer))
+            for segment in segments_of(region, itemsize):
+                yield Row(RowKind.SEND, _length(segment) * itemsize, 0, address_of(segment), peer)
+    for part in _arrivals(moves, itemsize):
+        place, contributions = landing, dict[tuple[int, int], list[tuple[int, int]]]()  # by region: rank and address
+        for action, peer, segment in part:
+            nbytes = _length(segment) * itemsize
+            adds = action is Action.ADD and nbytes > 0
+            yield Row(RowKind.RECEIVE, nbytes, place if adds else address_of(segment), 0, peer)
+            if adds:
+                own = [(rank, address_of(segment))]
+                contributions.setdefault((segment.start, segment.stop), own).append((peer, place))
+                place += nbytes
+        if _meet(sent, added):
+            leaving.clear()
+            yield Row(RowKind.ROUND)
         else:
-            receives.append(Row(RowKind.RECEIVE, nbytes, landing, 0, peer))
-            parts.setdefault((region.start, region.stop), [(rank, place)]).append((peer, landing))
-            landing += nbytes
-    if sends or receives:
-        yield from (*sends, *receives, Row(RowKind.ROUND))
-    for (start, stop), contributions in parts.items():
-        addresses = [address for _, address in sorted(contributions)]
-        yield from reduction(payload.kind, address_of(slice(start, stop)), addresses, stop - start)
+            yield Row(RowKind.PART)
+        for (start, stop), parts in contributions.items():
+            addresses = [address for _, address in sorted(parts)]
+            yield from reduction(payload.kind, address_of(slice(start, stop)), addresses, stop - start)
+
+
+def _regions(moves: Iterable[Message], action: Action) -> list[slice]:
+    return [region for act, _, region in moves if act is action]
+
+
+def _meet(regions: Sequence[slice], others: Sequence[slice]) -> bool:
+    """Return True where some elements are in regions of both."""
+    return any(region.start < other.stop and other.start < region.stop for region in regions for other in others)
+
+
+def _length(region: slice) -> int:
+    return int(region.stop - region.start)
 
 
 def open_sockets(comm: MPI.Intracomm) -> Sockets | None:

@@ -53,6 +53,8 @@ class RowKind(IntEnum):
     EXACT_FLOAT64 = 15
     """Sums whose bits depend on no order (`exact.py`): blocks are counted from the first element of a row."""
     SUM_FLOAT16 = 16
+    PART = 17
+    """Wait for the messages to this rank of the round so far; those to others may go on."""
 
 
 COMPILED = {

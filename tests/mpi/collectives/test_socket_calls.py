@@ -1,4 +1,4 @@
-"""Short collectives across nodes through sockets: results, and mistakes that all ranks are told of."""
+"""Collectives across nodes through sockets: results, and mistakes that all ranks are told of."""
 
 from __future__ import annotations
 
@@ -89,6 +89,21 @@ def test_all_collectives(apart: World, dtype: torch.dtype, length: int) -> None:
         assert transports_of(apart) == {"sockets"}
 
 
+@pytest.mark.parametrize("length", [MAX_SHORT_BYTES + 8, 700_001])
+def test_long_collectives_go_in_segments_where_a_node_has_one_rank(apart: World, length: int) -> None:
+    rank, ranks, numbers = apart.rank, apart.size, torch.arange(length, dtype=torch.float32) % 97
+    total, own = numbers * sum(range(1, ranks + 1)), slice(*bounds(length, ranks, rank))
+    for _ in range(3):
+        for algorithm in ("auto", "ring", "halving", "direct", "circulant"):
+            assert torch.equal(apart.allreduce(numbers * (rank + 1), algorithm), total)
+        assert torch.equal(apart.reduce_scatter(numbers * (rank + 1)), total[own])
+        assert torch.equal(apart.all_gather(total[own].clone(), torch.empty_like(total)), total)
+    assert transports_of(apart) == {"sockets"}
+    apart.allreduce(numbers.clone(), wire="bfloat16")
+    assert torch.equal(apart.allreduce(numbers * (rank + 1), op="maximum"), numbers * ranks)
+    assert transports_of(apart) == {"sockets", "messages"}, "wires and reductions in Python go by messages"
+
+
 def test_few_rounds_where_they_are_faster(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(sockets.VARIABLE, "on")
     monkeypatch.setattr(socket_calls, "read_choices", lambda _: {ENTRY: ANSWERS[FEW_ROUNDS]})
@@ -119,7 +134,7 @@ def test_a_strided_tensor_and_a_long_one(apart: World) -> None:
     reduced = torch.ones_like(long)
     apart.reduce(reduced, 0)
     assert torch.equal(reduced, torch.full_like(long, float(apart.size if apart.rank == 0 else 1)))
-    assert transports_of(apart) == {"sockets", "messages"}
+    assert transports_of(apart) == {"sockets"}
     apart.reduce(reduced, 0, "maximum")
     assert "sockets" not in {plan.transport for plan in apart._group.prepared if plan.op == "maximum"}
 
