@@ -28,11 +28,9 @@ from unisono.network.price import bound
 from unisono.placement import Placement
 
 HERE = Path(__file__).parent
-RATE = 200
-"""Megabits per second of a host's link, each way."""
-
-SETTINGS = {"switch": (1, 8), "supernodes": (2, 4), "pair": (1, 2)}
-"""Supernodes, and hosts of each; on a machine of 2 cores, each rank of a pair has one."""
+SETTINGS = {"switch": (1, 8, 200), "supernodes": (2, 4, 200), "pair": (1, 2, 200), "fast_pair": (1, 2, 10_000)}
+"""Supernodes, hosts of each, and megabits per second of a host's link, each way. On 2 cores, each rank of a pair has
+one."""
 
 OVERSUBSCRIBED = 4
 SIZES = (4, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
@@ -52,8 +50,8 @@ TURN_SECONDS = 900.0
 def turn(name: str, setting: str, settings: Mapping[str, Sequence[Any]], output: Path) -> dict[str, Any]:
     """Run a contender on the lab. Return what it has written. Raises UsageError where it fails or hangs."""
     (mpiexec, _, _, *program), environment = command_of(name, 1, {**os.environ, **ENVIRONMENT})
-    supernodes, hosts = SETTINGS[setting]
-    options = [f"--supernodes={supernodes}", f"--hosts={hosts}", f"--rate={RATE}mbit"]
+    supernodes, hosts, rate = SETTINGS[setting]
+    options = [f"--supernodes={supernodes}", f"--hosts={hosts}", f"--rate={rate}mbit"]
     options += [f"--oversubscribe={OVERSUBSCRIBED}", f"--mpiexec={mpiexec}"]
     command = [sys.executable, "-m", "unisono", "lab", *options, "--", *program, str(output), json.dumps(settings)]
     try:
@@ -86,10 +84,10 @@ def measure(setting: str, rounds: int, settings: Mapping[str, Sequence[Any]], pe
 
 def least(setting: str, collective: str, nbytes: int) -> float:
     """Return the microseconds that the links need for the payload; headers are not counted."""
-    supernodes, hosts = SETTINGS[setting]
+    supernodes, hosts, rate = SETTINGS[setting]
     each = tuple((rank,) for rank in range(supernodes * hosts))
     of = tuple(node // hosts for node in range(supernodes * hosts)) if supernodes > 1 else ()
-    beta = 8 / (RATE * 1e6)
+    beta = 8 / (rate * 1e6)
     network = Network(0, beta, uplink_beta=beta * OVERSUBSCRIBED / hosts if of else None)
     return bound(collective, Placement(each, of), network, nbytes) * 1e6 if nbytes else 0.0
 
