@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
 import threading
@@ -464,3 +465,12 @@ def test_whole_steps_are_timed_on_a_copy() -> None:
     assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(torch.get_rng_state(), random_numbers)
+
+
+def test_nothing_of_a_traced_copy_stays() -> None:
+    """The copies of the model and their gradients did, through hooks of autograd's nodes, which Python does not see."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+    trace_values(model, (torch.ones(4, 64),), nullcontext())
+    gc.collect()
+    layers = [thing for thing in gc.get_objects() if type(thing) is nn.Linear and thing.in_features == 64]
+    assert {*map(id, layers)} == {id(model[0]), id(model[2])}

@@ -189,6 +189,7 @@ class SocketCalls:
 
     def __init__(self, group: Group, sockets: Sockets) -> None:
         self._group, self.sockets, self._few_rounds = group, sockets, False
+        self._landing = empty(0)
         self._barrier = self._make_barrier(False)
         self.plain_barrier = self._recorded(self._barrier, BARRIER)
         """Barrier that is no part of another call; its addresses are not used."""
@@ -248,19 +249,27 @@ class SocketCalls:
     def prepare(self, plan: Plan) -> Prepared:
         group = self._group
         program = group.plans.program(group.plans.schedule(plan))
-        memory, rows = placed_rows(plan, program, group.rank, group.size)
+        allocate = self._shared if plan.nbytes > MAX_SHORT_BYTES else empty
+        memory, rows = placed_rows(plan, program, group.rank, group.size, allocate)
         start = self._recorded(self._player_of(rows, plan.arithmetic), plan.call, memory)
         if not (_loses(plan, group.rank) and plan.nbytes > MAX_SHORT_BYTES):
             return started(start)
         begin, end = (plan.dtype.itemsize * bound for bound in bounds(plan.length, group.size, group.rank))
 
         def start_on_scratch(source: int, target: int) -> None:
-            scratch = np.empty(plan.nbytes, np.uint8)  # for this call alone: it would stay as long as the plan
+            scratch = empty(plan.nbytes)  # for this call alone: it would stay as long as the plan
             start(source, scratch.ctypes.data)
             if plan.collective == "reduce_scatter":
                 bytes_at(target, end - begin)[:] = scratch[begin:end]
 
         return started(start_on_scratch)
+
+    def _shared(self, nbytes: int) -> Array:
+        """Return memory that all long calls of the group use, one after another: of its own, each plan would keep as
+        much as it receives at once."""
+        if len(self._landing) < nbytes:
+            self._landing = empty(max(nbytes, 2 * len(self._landing)))
+        return self._landing
 
     def _recorded(self, player: Callable[[int, int, int], None], call: Call, *memory: Array) -> PlayAt:
         """Return the function that carries out a call by `player`, which reads `memory`, and records it."""
@@ -300,7 +309,13 @@ class SocketCalls:
         wait_until(lambda: None, group.check)
 
 
-def placed_rows(plan: Plan, program: Program, rank: int, ranks: int) -> tuple[Array, list[Row]]:
+def empty(nbytes: int) -> Array:
+    return np.empty(nbytes, np.uint8)
+
+
+def placed_rows(
+    plan: Plan, program: Program, rank: int, ranks: int, allocate: Callable[[int], Array] = empty
+) -> tuple[Array, list[Row]]:
     """Return the rows of a plan's program, and the memory that they name beside a call's source and target.
 
     allreduce, broadcast, all_gather     in the target, which has the rank's contribution
@@ -316,14 +331,14 @@ def placed_rows(plan: Plan, program: Program, rank: int, ranks: int) -> tuple[Ar
     begin, end = (itemsize * bound for bound in bounds(plan.length, ranks, rank))
     if collective == "all_to_all":
         parts = program.chunks // ranks
-        memory = np.empty((parts - 2) * nbytes, np.uint8)
+        memory = empty((parts - 2) * nbytes)
         addresses = (SOURCE, TARGET, *range(memory.ctypes.data, memory.ctypes.data + memory.size, max(1, nbytes)))
         payload = Payload(addresses, Cut(parts * plan.length, program.chunks, 1), plan.arithmetic, kind)
         own_chunk = copy(TARGET + begin, SOURCE + begin, end - begin)
         return memory, [*rows_of(rank, program, payload, 0), own_chunk]
     payload = Payload((TARGET,), _cut(plan, program, ranks), plan.arithmetic, kind)
     scratch_bytes = -(-nbytes // ALIGNMENT) * ALIGNMENT if needs_scratch else 0
-    memory = np.empty(scratch_bytes + landing_bytes(program, payload), np.uint8)
+    memory = allocate(scratch_bytes + landing_bytes(program, payload))
     first = memory.ctypes.data
     if not needs_scratch:
         given = [copy(TARGET, SOURCE, nbytes)] if loses else []

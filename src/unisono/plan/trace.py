@@ -295,6 +295,7 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
             for module in self._names:  # next to `forward`: other hooks may read a weight
                 hooks.enter_context(module.register_forward_pre_hook(self._enter, with_kwargs=True))
                 hooks.enter_context(module.register_forward_hook(self._leave, prepend=True, always_call=True))
+            hooks.callback(self._owned.clear)  # nodes hold this object: in a circle that Python does not see
             with self:
                 yield
 
