@@ -29,7 +29,7 @@ from unisono.call import call_of
 from unisono.collectives.checks import Checks, check_chunk
 from unisono.collectives.group import Group
 from unisono.collectives.payload import flat_of, memory_of, move_dtype_of, put_back
-from unisono.collectives.prepare import AUTO
+from unisono.collectives.prepare import AUTO, PlanRequest, plan_of
 from unisono.device import is_on_host, module_of
 from unisono.errors import TensorError
 from unisono.mpi import MPI
@@ -125,7 +125,8 @@ def _play(
     group: Group, collective: str, payload: torch.Tensor, op: str | None = None, algorithm: str = ASA, root: int = 0
 ) -> None:
     """Play a schedule of a collective on flat memory of a device; with `op` None it is only moved."""
-    plan = group.plan(collective, algorithm, payload, None, op, root, move_dtype_of(payload))
+    asked = PlanRequest(collective, algorithm, payload.dtype, payload.nbytes, None, op, root, move_dtype_of(payload))
+    plan = plan_of(asked, group.plans.choose(collective, algorithm, payload.nbytes))  # sockets reach no device
     program = group.plans.program(group.plans.schedule(plan))
     parts = collective in ("reduce_scatter", "all_gather")
     pieces = cut_program(program, len(payload), PIECE_BYTES // payload.itemsize, parts)

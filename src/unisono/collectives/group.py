@@ -1,7 +1,7 @@
 """State that the collectives of one group of ranks share: communicators, shared memory, and the plans made so far.
 
 one node        signals, slots and windows      made at the first call
-several nodes   messages; mailboxes within the nodes that have several ranks, made at first use
+several nodes   messages; mailboxes within nodes of several ranks, and sockets, made at first use
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def plan_of(asked: PlanRequest, choice: Choice) -> Plan:
     collective, _, dtype, nbytes, wire, op, root, move_dtype = asked
     parts = [f"{nbytes // dtype.itemsize} x {name_of(dtype)}"]
     parts += [f"root {root}"] if collective in ("broadcast", "reduce") else []
-    apart = choice.transport in ("cma", "sockets")  # which a rank that names the algorithm does not take
+    apart = choice.transport in ("cma", "sockets")  # a rank by other means is in another call
     parts += [f"{choice.algorithm} by {choice.transport}" if apart else choice.algorithm]
     parts += [f"op {op}"] if op not in ("sum", None) else []
     parts += [f"wire {wire}"] if wire is not None else []

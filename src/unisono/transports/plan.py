@@ -30,7 +30,7 @@ class Plan(NamedTuple):
     """Name of a schedule, or "library"."""
     transport: str
     """"library"; "windows" or "cma" (the ranks of one node); "messages"; "mixed": mailboxes within nodes, messages
-    between; or "sockets": short payloads between nodes."""
+    between; or "sockets" of the group, between nodes."""
     length: int
     """Number of elements of the whole payload."""
     dtype: torch.dtype
