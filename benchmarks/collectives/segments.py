@@ -59,9 +59,10 @@ def main(output: str, rate: str) -> None:
                 worlds[transport].allreduce(tensor.fill_(1), algorithm)
                 before = processor_seconds()
                 for _ in range(CALLS):
+                    tensor.fill_(1)
                     world.barrier()
                     began = time.perf_counter()
-                    worlds[transport].allreduce(tensor.fill_(1), algorithm)
+                    worlds[transport].allreduce(tensor, algorithm)
                     seconds[algorithm, transport].append(time.perf_counter() - began)
                 used[algorithm, transport] += sum(world.all_gather_object(processor_seconds() - before))
         for algorithm, transport in kinds:
