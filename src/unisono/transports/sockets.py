@@ -42,8 +42,8 @@ from unisono.transports.steps import Row, RowKind, end_of, reduction, steps_of
 Messenger: Any = getattr(compiled, "Messenger", None)
 
 VARIABLE = "UNISONO_SOCKETS"
-"""Environment variable: "off", on one rank at least, leaves collectives to the MPI library and to its messages; "on", on
-one at least, to sockets; else the name of the interface that others reach this host by, for example "eth0"."""
+"""Environment variable: "off", on one rank at least, leaves collectives to the MPI library and to its messages; "on",
+on one at least, takes sockets; else the name of the interface that others reach this host by, such as "eth0"."""
 
 MAX_RANKS = 64
 """Largest number of ranks of a group: each has a socket for each other."""
