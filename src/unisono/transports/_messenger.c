@@ -7,11 +7,11 @@
 Addresses below 0 are places in the source or the target of a call, so that a program is made once for all tensors.
 
 Messages to one rank go in order, and so do those from it. PART waits until those before it have arrived, ROUND until all
-have gone, too: while a part is summed, the kernel sends and receives others. A wait
-polls, yields the core between polls, and then sleeps until a socket has something to do. Of short messages it reads what
-has arrived behind them, too: calls back to back then need fewer reads than messages. `handle` is Python's part: it is
-called after each such sleep of WAIT_MILLISECONDS, for a message of another call, and for reductions that are not
-compiled (`sockets.py`). A connection that has ended is no error here: whoever watches the ranks names the one that died.
+have gone, too: while a part is summed, the kernel sends and receives others. A wait polls, yields the core between polls,
+and then sleeps until a socket has something to do. Of short messages it reads what has arrived behind them, too: calls
+back to back then need fewer reads than messages. `handle` is Python's part: it is called after each such sleep of
+WAIT_MILLISECONDS, for a message of another call, and for reductions that are not compiled (`sockets.py`). A connection
+that has ended is no error here: whoever watches the ranks names the one that died.
 */
 
 #include "_steps.h"

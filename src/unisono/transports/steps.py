@@ -54,7 +54,7 @@ class RowKind(IntEnum):
     """Sums whose bits depend on no order (`exact.py`): blocks are counted from the first element of a row."""
     SUM_FLOAT16 = 16
     PART = 17
-    """Wait for the messages to this rank of the round so far; those to others may go on."""
+    """Wait for the messages to this rank before it; those to others go on, until a ROUND."""
 
 
 COMPILED = {
