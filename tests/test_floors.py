@@ -64,12 +64,12 @@ MAX_LINES = {
     "network": 1_730,
     "optimizers": 557,
     "papers": 655,
-    "plan": 3_520,
+    "plan": 3_595,
     "reducer": 4_354,
     "rules": 1_167,
     "schedules": 1_796,
-    "step": 2_815,
-    "tensor_parallel": 1_063,
+    "step": 2_827,
+    "tensor_parallel": 1_058,
     "testing": 1_691,
     "torch_backend": 2_086,
     "training": 7_474,
@@ -80,7 +80,7 @@ MAX_LINES = {
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
 else simpler; what has become smaller is entered here. The goal is 40,000 in 330 files."""
 
-MAX_FILES = 329
+MAX_FILES = 330
 
 FILES_OF_SPLIT_LAYERS = (
     *(SOURCE / "tensor_parallel").glob("*.py"),
@@ -96,7 +96,7 @@ SPLIT_LAYERS = {
 }
 """Definitions that only split layers use, beside FILES_OF_SPLIT_LAYERS: their planning."""
 
-MAX_LINES_OF_SPLIT_LAYERS = 1_498
+MAX_LINES_OF_SPLIT_LAYERS = 1_500
 """Lines of split layers with their planning."""
 
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -150,6 +150,25 @@ def test_computing_takes_as_long_and_waits_for_activations() -> None:
     assert sent_of(case, case.layers[1], Split(COLUMN, 4)).gradients == 0  # no other rank has the part
 
 
+def test_the_time_of_weights_is_that_of_a_part() -> None:
+    """Of 3 s and 5 s that two layers take, 2 s and 4 s are those of their weights: half of that in groups of 2."""
+    layers = [linear("a", 64, 64, 64), linear("b", 64, 64, 64)]
+    timed = [
+        replace(layer, forward_seconds=3.0, backward_seconds=5.0, forward_of_weights=2.0, backward_of_weights=4.0)
+        for layer, _ in layers
+    ]
+    costs = LinkCosts(SLOW, SLOW)
+    case = inputs_of(tuple(timed), 16, GroupLinks(one_rank_per_node(4), costs, costs))
+    unsplit, half, both = (
+        with_splits(case, {name: Split(COLUMN, 2) for name in names}).computing for names in ([], ["b"], ["a", "b"])
+    )
+    assert (unsplit.needed, unsplit.ready, unsplit.whole) == ((0, 3), (16, 11), 16)
+    assert (half.needed, half.ready, half.whole) == ((0, 3), (13, 8), 13)
+    assert (both.needed, both.ready, both.whole) == ((0, 2), (10, 7), 10)
+    assert choose_splits(case).splits
+    assert not choose_splits(replace(case, layers=tuple(replace(layer, splits=()) for layer in case.layers))).splits
+
+
 def test_what_runs_at_once_is_slower_where_ranks_share_cores() -> None:
     case = inputs(vgg_a(64), 64, SLOW)
     computing = replace(case.step.computing, beside=0.5)

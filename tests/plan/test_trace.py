@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from unisono.errors import UsageError
 from unisono.models import MODELS
-from unisono.plan.trace import OutsideReads, tensors_in, time_steps, trace, trace_shapes, trace_values
+from unisono.plan.trace import OutsideReads, tensors_in, trace, trace_shapes, trace_values
 
 
 class Block(nn.Module):
@@ -454,17 +454,6 @@ def test_modules_that_run_may_read() -> None:
     assert reads.found == {"0"}
     assert model[1].weight.sum() is not None  # after it, nothing is watched
     assert reads.found == {"0"}
-
-
-def test_whole_steps_are_timed_on_a_copy() -> None:
-    model, begun = nn.Sequential(nn.Linear(3, 5), nn.Dropout(), nn.Linear(5, 2)), list[int]()
-    before, random_numbers = [parameter.clone() for parameter in model.parameters()], torch.get_rng_state()
-    steps = time_steps(model, (torch.ones(4, 3),), nullcontext, 3, lambda: begun.append(1))
-    assert (len(steps), len(begun)) == (3, 4)
-    assert all(min(step) > 0 for step in steps)
-    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert torch.equal(torch.get_rng_state(), random_numbers)
 
 
 def test_nothing_of_a_traced_copy_stays() -> None:

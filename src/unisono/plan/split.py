@@ -2,7 +2,7 @@
 
 `docs/tensor_parallel.md` has the bytes that a rank sends for a layer, with an example, and how layers and the sizes of
 their groups are chosen. A layer in groups of G computes G times the samples and a G-th of the outputs: as long as in
-data parallelism. It gains the seconds of its gradients in data parallelism less those of its parts and activations.
+data parallelism, but for the time of its weights. It also gains that of its gradients less its parts and activations.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ class LayerFacts(TracedLayer):
     def takes_whole(self, split: Split) -> bool:
         """Return True where the split needs its group's whole input: an embedding's numbers, too."""
         return split.how != ROW or self.kind == "Embedding"
+
+    def less(self, ranks: int) -> tuple[float, float]:
+        """Return the seconds that each pass is shorter by in groups of that many ranks."""
+        return self.forward_of_weights * (1 - 1 / ranks), self.backward_of_weights * (1 - 1 / ranks)
 
 
 class LinkCosts(NamedTuple):
@@ -102,7 +106,10 @@ def with_splits(inputs: SplitInputs, splits: Mapping[str, Split]) -> PredictionI
     costs = {size: allreduce_cost(links, size) for size in holders}
     parts = [-(-nbytes // count) for nbytes, count in zip(inputs.weights.values(), counts, strict=True)]
     exchanges = (_exchanges(inputs, layer, splits[layer.name]) for layer in inputs.layers if layer.name in splits)
+    trained = (layer for layer in inputs.layers if layer.gradient_bytes)
+    less = [layer.less(count) for layer, count in zip(trained, counts, strict=True)]
     return inputs.step._replace(
+        computing=inputs.step.computing.shortened(less),
         buckets=partial(buckets_of, parts, counts=counts, holders=holders),
         ranks=links.placement.ranks,
         groups={ranks: costs[size] for size, partition in holders.items() for ranks in partition},
@@ -226,7 +233,7 @@ def _best(inputs: SplitInputs, weight: float) -> ParallelPlan:
     @cache
     def seconds(name: str, split: Split | None = None) -> float:
         sent = sent_of(inputs, by_name[name], split)
-        return sent.activations + weight * sent.gradients
+        return sent.activations + weight * sent.gradients - sum(by_name[name].less(split.ranks if split else 1))
 
     for name, layer in by_name.items():
         before = giver.get(name, "")

@@ -32,7 +32,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
 
@@ -42,7 +41,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unisono.device import host_memory, random_numbers_kept, synchronize
+from unisono.device import random_numbers_kept, synchronize
 from unisono.errors import UsageError
 from unisono.processor import HOST
 
@@ -87,6 +86,9 @@ class TracedLayer:
     forward_seconds: float = 0.0
     """Seconds of its operators in the forward pass; they mean nothing without values."""
     backward_seconds: float = 0.0
+    forward_of_weights: float = 0.0
+    """Seconds of these that any number of samples takes, as those in which weights come from memory (`timing.py`)."""
+    backward_of_weights: float = 0.0
 
     @property
     def flops(self) -> int:
@@ -123,73 +125,23 @@ def trace_values(model: nn.Module, inputs: Sequence[Any], within: AbstractContex
 
     The model stays as it is, and so do the random numbers of PyTorch, NumPy and Python. Raises UsageError as `trace`.
     """
-    with _random_numbers_kept(_device_of(model)):
-        return _trace(_copy_of(model, {}), inputs, within)
+    with all_random_numbers_kept(device_of(model)):
+        return _trace(copy_of(model, {}), inputs, within)
 
 
-class StepSeconds(NamedTuple):
-    """Seconds of the parts of a step."""
-
-    forward: float
-    backward: float
-    pack: float
-    """Copy of all gradients, times a factor, to memory that is sent."""
-    update: float
-    """Update of all weights by SGD with momentum."""
-
-
-def time_steps(
-    model: nn.Module,
-    inputs: Sequence[Any],
-    within: Callable[[], AbstractContextManager[Any]],
-    steps: int,
-    begin: Callable[[], None],
-) -> list[StepSeconds]:
-    """Return the seconds of whole steps on these values, after one that does not count; `begin` is called before each.
-
-    A trace's sum is longer than a step, by the time of its hooks. The model and the random numbers stay as they are.
-    Gradients of a device are copied to the host.
-    """
-    measured, device = list[StepSeconds](), _device_of(model)
-    with _random_numbers_kept(device):
-        shadow = _copy_of(model, {})
-        parameters = list(shadow.parameters())
-        optimizer = torch.optim.SGD(parameters, 0.0, momentum=0.9) if parameters else None
-        sent = [host_memory(tensor.numel(), tensor.dtype, device).view(tensor.shape) for tensor in parameters]
-        for _ in range(1 + steps):
-            begin()
-            times = [_now(device)]
-            with within(), torch.enable_grad():
-                outputs = shadow(*inputs)
-                times.append(_now(device))
-                _pass_back(outputs, shadow)
-            times.append(_now(device))
-            for parameter, memory in zip(parameters, sent, strict=True):
-                if parameter.grad is not None and device.type == HOST:
-                    torch.mul(parameter.grad, 0.5, out=memory)
-                elif parameter.grad is not None:
-                    memory.copy_(parameter.grad, non_blocking=True)
-            times.append(_now(device))
-            if optimizer is not None:
-                optimizer.step()
-            measured.append(StepSeconds(*(later - before for before, later in pairwise([*times, _now(device)]))))
-            shadow.zero_grad()
-    return measured[1:]
-
-
-def _device_of(model: nn.Module) -> torch.device:
+def device_of(model: nn.Module) -> torch.device:
     """Return the device of a model's parameters; the host where it has none."""
     return next((parameter.device for parameter in model.parameters()), torch.device(HOST))
 
 
-def _now(device: torch.device) -> float:
+def now(device: torch.device) -> float:
     """Return the time, in seconds, once a device has done what it was given."""
     synchronize(device)
     return time.perf_counter()
 
 
 @contextmanager
-def _random_numbers_kept(device: torch.device) -> Iterator[None]:
+def all_random_numbers_kept(device: torch.device) -> Iterator[None]:
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with random_numbers_kept(device):
@@ -199,7 +151,7 @@ def _random_numbers_kept(device: torch.device) -> Iterator[None]:
         np.random.set_state(numpy)
 
 
-def _pass_back(outputs: Any, model: nn.Module) -> None:
+def pass_back(outputs: Any, model: nn.Module) -> None:
     """Make the backward pass of the sum of all outputs. Raises UsageError where only weights need a gradient."""
     if reached := [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]:
         torch.autograd.backward(reached, [torch.ones_like(tensor) for tensor in reached])
@@ -215,7 +167,7 @@ def _trace(shadow: nn.Module, inputs: Sequence[Any], within: Any) -> Trace:
         with within, torch.enable_grad(), counter.counting():
             with counter.reads:
                 outputs = shadow(*inputs)
-            _pass_back(outputs, shadow)
+            pass_back(outputs, shadow)
     except MODEL_ERRORS as error:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(inputs))
         raise UsageError(
@@ -240,10 +192,10 @@ def _without_memory(model: nn.Module) -> nn.Module:
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False), *attributes):
             empty = torch.empty_like(tensor, device="meta")
             memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-    return _copy_of(model, memo).train()
+    return copy_of(model, memo).train()
 
 
-def _copy_of(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
+def copy_of(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
     try:
         return copy.deepcopy(model, memo)
     except MODEL_ERRORS as error:
@@ -275,7 +227,7 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's
         self._names = {module: name for name, module in model.named_modules()}
-        self._device = _device_of(model)
+        self._device = device_of(model)
         self.layers: dict[str, TracedLayer] = {}
         """Modules in the order in which they ran their first operator."""
         self.called: dict[str, TracedLayer] = {}
@@ -308,7 +260,7 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
         """Run an operator, and count it."""
         begin = time.perf_counter()
         outputs = operator(*args, **(kwargs or {}))
-        seconds = _now(self._device) - begin
+        seconds = now(self._device) - begin
         name = self._running[-1] if self._running else self._backward_of
         if name not in self.called or operator.is_view:
             return outputs

@@ -52,6 +52,18 @@ class Computing:
         needed, ready = (tuple(time + seconds for time in times) for times in (self.needed, self.ready))
         return replace(self, needed=needed, ready=ready, whole=self.whole + seconds, update=0.0)
 
+    def shortened(self, less: Sequence[tuple[float, float]]) -> Computing:
+        """Return the computing where the forward and the backward pass of each parameter's layer take as many seconds
+        less. Parameters have the order of the forward pass.
+
+            2 layers, 1 s less each pass    needed 0, 3 -> 0, 2    ready 12, 9 -> 8, 6    whole 12 -> 8
+        """
+        earlier = list(accumulate((forward for forward, _ in less), initial=0.0))
+        later = list(accumulate((backward for _, backward in reversed(less)), initial=earlier[-1]))
+        needed = (time - less for time, less in zip(self.needed, earlier, strict=False))
+        ready = (time - less for time, less in zip(self.ready, later[:0:-1], strict=True))
+        return replace(self, needed=tuple(needed), ready=tuple(ready), whole=self.whole - later[-1])
+
 
 class Cost(NamedTuple):
     """Cost of a collective: `latency + nbytes * a_byte` seconds."""

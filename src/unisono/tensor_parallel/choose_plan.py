@@ -10,7 +10,7 @@ import timeit
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -26,7 +26,8 @@ from unisono.plan.choose import PredictionInputs
 from unisono.plan.layer_plan import AUTO, COLUMN, HEADS, ROW, ParallelPlan, PlanLike, Split, make_plan
 from unisono.plan.planned_run import computing_in_order
 from unisono.plan.split import GroupLinks, LayerFacts, LinkCosts, SplitInputs, SplitModel, allreduce_cost, choose_splits
-from unisono.plan.trace import StepSeconds, Trace, TracedLayer, time_steps, trace_values
+from unisono.plan.timing import Context, StepSeconds, time_layers, time_steps
+from unisono.plan.trace import Trace, TracedLayer, device_of
 from unisono.processor import HOST
 from unisono.rules import BSP, BaseRule
 from unisono.step.costs import Cost, fit
@@ -61,34 +62,29 @@ def choose_plan(
     model: nn.Module,
     world: World,
     example: Example,
-    within: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    within: Context = nullcontext,
     deferred: bool = False,
     refused: str = "",
 ) -> PlanChoice:
     """Return the fastest plan by prediction, the same on all ranks, which call this together; empty: data parallelism.
     `example` is a batch as this rank has it in data parallelism; all ranks' batches together are one step. `within`
-    gives the context in which the model computes, `deferred` is True where gradients are waited for when weights are
-    read, as by a Trainer. `refused` says why nothing is split. The model stays as it is: a copy is traced. Raises
-    UsageError for a model that cannot be copied or traced."""
+    gives the model's context, `deferred` is True where gradients are waited for when weights are read, as by a Trainer.
+    `refused` says why nothing is split. A copy is traced; raises UsageError for a model of which that fails."""
     if refused or world.size == 1:
         reason = refused or "there is one rank"
         return PlanChoice(None if refused else ParallelPlan(), [f"layers split by prediction: none, {reason}"])
     arguments = example if isinstance(example, tuple) else (example,)
-    traces = [trace_values(model, arguments, within()) for _ in range(1 + REPETITIONS)]
-    names = [name for name, _ in model.named_modules()]
-    runs = [{layer.name: (layer.forward_seconds, layer.backward_seconds) for layer in run.layers} for run in traces[1:]]
-    traced = torch.tensor([[run.get(name, (0.0, 0.0)) for name in names] for run in runs], dtype=torch.float64)
+    trace, traced = time_layers(model, arguments, within, REPETITIONS)
     timed = partial(time_steps, model, arguments, within, REPETITIONS)
-    seconds, after = of_slowest_rank(traced.median(0).values, timed(world.barrier), world)
-    local = frozenset.intersection(*(trace.once for trace in traces)), len(arguments[0])
-    sets, samples = zip(*world.all_gather_object(local), strict=True)
+    seconds, after = of_slowest_rank(traced, timed(world.barrier), world)
+    sets, samples = zip(*world.all_gather_object((trace.once, len(arguments[0]))), strict=True)
     once = frozenset.intersection(*sets)
-    device = next((weight.device for weight in model.parameters()), torch.device(HOST))
+    device = device_of(model)
     called = [layer for name, layer in model.named_modules() if name in once and list(layer.parameters(recurse=False))]
     links = measure_links(world, device, partial(seconds_of_call, called or [model], timed, after.forward, world))
-    took = dict(zip(names, seconds.tolist(), strict=True))
-    keys = "forward_seconds", "backward_seconds"
-    layers = [replace(layer, **dict(zip(keys, took[layer.name], strict=True))) for layer in traces[-1].layers]
+    took = {name: took for (name, _), took in zip(model.named_modules(), seconds.tolist(), strict=True)}
+    keys = "forward_seconds", "backward_seconds", "forward_of_weights", "backward_of_weights"
+    layers = [replace(layer, **dict(zip(keys, took[layer.name], strict=True))) for layer in trace.layers]
     facts = facts_of(model, layers, once, world.size)
     inputs = inputs_of(facts, sum(samples) / world.size / (len(arguments[0]) or 1), links)
     pack, update = (seconds / (sum(inputs.weights.values()) or 1) for seconds in (after.pack, after.update))
@@ -101,13 +97,12 @@ def choose_plan(
 
 
 def of_slowest_rank(traced: Tensor, steps: Sequence[StepSeconds], world: World) -> tuple[Tensor, StepSeconds]:
-    """Return the seconds of each layer's passes, (layers, 2), and those of the parts of a whole step: the sums of the
-    slowest rank's whole steps, of which each layer has its mean share of all ranks' traces. The largest of each layer
-    would add up to more than any rank takes."""
+    """Return the seconds of each layer (`time_layers`), and of the parts of a step on the slowest rank. A layer has its
+    mean share in all ranks' traces of that step: the largest of each would add up to more than any rank takes."""
     mean = world.allreduce(traced.clone()) / world.size
     largest = world.allreduce(torch.tensor(steps, dtype=torch.float64).median(0).values, op="maximum")
-    sums = mean.sum(0)
-    return mean * torch.where(sums > 0, largest[:2] / sums, 0.0), StepSeconds(*largest.tolist())
+    sums = mean[:, :2].sum(0)
+    return mean * torch.where(sums > 0, largest[:2] / sums, 0.0).repeat(2), StepSeconds(*largest.tolist())
 
 
 def inputs_of(facts: tuple[LayerFacts, ...], scale: float, links: GroupLinks) -> SplitInputs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from torch import nn
 
 import unisono
 from unisono.errors import UsageError
-from unisono.plan.trace import StepSeconds
+from unisono.plan.timing import StepSeconds
+from unisono.plan.trace import Trace
 from unisono.reducer import reducer_of
 from unisono.schedules.pieces import bounds
 from unisono.step.costs import Cost
@@ -31,7 +33,15 @@ def example_of(name: str, group: World) -> torch.Tensor:
 
 
 def use_cost(monkeypatch: pytest.MonkeyPatch, cost: Cost) -> None:
-    """Let all collectives cost this, wherever they are, and computing and exchanges share nothing."""
+    """Let all collectives cost this, wherever they are, and computing take as long in groups and beside exchanges: of
+    such small layers the call is what any number of samples takes."""
+    measured = chooser.time_layers
+
+    def time_layers(*arguments: Any) -> tuple[Trace, torch.Tensor]:
+        traced, seconds = measured(*arguments)
+        return traced, seconds * torch.tensor([1.0, 1.0, 0.0, 0.0])
+
+    monkeypatch.setattr(chooser, "time_layers", time_layers)
     monkeypatch.setattr(chooser, "fit", lambda *_: cost)
     monkeypatch.setattr(chooser, "seconds_of_call", lambda *_: 0.0)
     monkeypatch.setattr(chooser, "measure_beside", lambda *_: 1.0)
@@ -249,11 +259,12 @@ def test_an_example_is_needed_and_for_nothing_else(group: World) -> None:
 
 def test_seconds_add_up_to_whole_steps_of_the_slowest_rank(group: World) -> None:
     """Rank r is disturbed in the trace of layer r: all layers have the same share of a step without hooks."""
-    traced = torch.ones(group.size, 2, dtype=torch.float64)
+    traced = torch.ones(group.size, 4, dtype=torch.float64)
     traced[group.rank] += 1
+    traced[:, 2:] /= 4
     steps = [StepSeconds(1.0, 2.0 + group.rank, 0.125, 0.25)] * 3
     seconds, after = chooser.of_slowest_rank(traced, steps, group)
-    assert seconds.sum(0).tolist() == pytest.approx([1.0, 1.0 + group.size])
-    assert seconds.std(0, correction=0).tolist() == pytest.approx([0.0, 0.0])
+    assert seconds.sum(0).tolist() == pytest.approx([1.0, 1.0 + group.size, 0.25, (1.0 + group.size) / 4])
+    assert seconds.std(0, correction=0).tolist() == pytest.approx([0.0] * 4)
     assert after == (1.0, 1.0 + group.size, 0.125, 0.25)
-    assert not chooser.of_slowest_rank(torch.zeros(2, 2, dtype=torch.float64), steps, group)[0].any()
+    assert not chooser.of_slowest_rank(torch.zeros(2, 4, dtype=torch.float64), steps, group)[0].any()

@@ -1,0 +1,116 @@
+"""Seconds of a model's steps and layers, measured on a copy: the model and the random numbers stay as they are.
+
+Seconds of a layer are a + b n for n samples. Traces with all samples and with half of them give a, most of which is
+the time in which its weights come from memory: of a part of the layer, that is a part.
+
+    seconds    layer of 64 MiB of weights, 8 samples          in groups of 4, 32 samples, a fourth of the outputs
+       7.0     8 samples   = 6.4 + 0.6                        6.4 / 4 + 0.6 = 2.2
+       6.7     4 samples   = 6.4 + 0.3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from unisono.device import host_memory
+from unisono.errors import UsageError
+from unisono.plan.trace import (
+    Trace,
+    all_random_numbers_kept,
+    copy_of,
+    device_of,
+    now,
+    pass_back,
+    trace_values,
+)
+from unisono.processor import HOST
+
+Context = Callable[[], AbstractContextManager[Any]]
+"""Function that returns the context in which a model computes."""
+
+
+class StepSeconds(NamedTuple):
+    """Seconds of the parts of a step."""
+
+    forward: float
+    backward: float
+    pack: float
+    """Copy of all gradients, times a factor, to memory that is sent."""
+    update: float
+    """Update of all weights by SGD with momentum."""
+
+
+def time_steps(
+    model: nn.Module,
+    inputs: Sequence[Any],
+    within: Context,
+    steps: int,
+    begin: Callable[[], None],
+) -> list[StepSeconds]:
+    """Return the seconds of whole steps on these values, after one that does not count; `begin` is called before each.
+
+    A trace's sum is longer than a step, by the time of its hooks. The model and the random numbers stay as they are.
+    Gradients of a device are copied to the host.
+    """
+    measured, device = list[StepSeconds](), device_of(model)
+    with all_random_numbers_kept(device):
+        shadow = copy_of(model, {})
+        parameters = list(shadow.parameters())
+        optimizer = torch.optim.SGD(parameters, 0.0, momentum=0.9) if parameters else None
+        sent = [host_memory(tensor.numel(), tensor.dtype, device).view(tensor.shape) for tensor in parameters]
+        for _ in range(1 + steps):
+            begin()
+            times = [now(device)]
+            with within(), torch.enable_grad():
+                outputs = shadow(*inputs)
+                times.append(now(device))
+                pass_back(outputs, shadow)
+            times.append(now(device))
+            for parameter, memory in zip(parameters, sent, strict=True):
+                if parameter.grad is not None and device.type == HOST:
+                    torch.mul(parameter.grad, 0.5, out=memory)
+                elif parameter.grad is not None:
+                    memory.copy_(parameter.grad, non_blocking=True)
+            times.append(now(device))
+            if optimizer is not None:
+                optimizer.step()
+            measured.append(StepSeconds(*(later - before for before, later in pairwise([*times, now(device)]))))
+            shadow.zero_grad()
+    return measured[1:]
+
+
+def time_layers(model: nn.Module, inputs: Sequence[Any], within: Context, steps: int) -> tuple[Trace, Tensor]:
+    """Return the layers of a step on these values, and the median seconds of `steps` steps of each module, (modules,
+    4): those of its forward and backward pass, and what of either does not depend on the number of samples.
+
+    The first of `inputs` is (samples, ...). That part is 0 where the model takes no half of them.
+    """
+    traced, seconds = _median(model, inputs, within, steps)
+    count = len(inputs[0])
+    half = count // 2
+    try:
+        fewer = _median(model, [_first(each, half, count) for each in inputs], within, steps)[1] if half else seconds
+    except UsageError:  # a batch norm takes no single sample
+        half = 0
+    fixed = (count * fewer - half * seconds) / (count - half) if half else torch.zeros_like(seconds)
+    return traced, torch.cat([seconds, fixed.clamp(min=0).minimum(seconds)], 1)
+
+
+def _median(model: nn.Module, inputs: Sequence[Any], within: Context, steps: int) -> tuple[Trace, Tensor]:
+    """Return the layers with the modules that each trace called once, and the seconds of each module, (modules, 2)."""
+    traces = [trace_values(model, inputs, within()) for _ in range(1 + steps)]
+    once, names = frozenset.intersection(*(trace.once for trace in traces)), [name for name, _ in model.named_modules()]
+    runs = [{layer.name: (layer.forward_seconds, layer.backward_seconds) for layer in run.layers} for run in traces[1:]]
+    seconds = torch.tensor([[run.get(name, (0.0, 0.0)) for name in names] for run in runs], dtype=torch.float64)
+    return Trace(traces[-1].layers, once), seconds.median(0).values
+
+
+def _first(value: Any, some: int, of: int) -> Any:
+    """Return the first samples of a tensor that has as many; any other value as it is."""
+    return value[:some] if isinstance(value, Tensor) and value.dim() and len(value) == of else value
