@@ -137,6 +137,11 @@ def test_exact_sums_have_the_bits_of_whole_payloads(data: st.DataObject) -> None
     perform(ExactArithmetic(dtype).reduce([payload.numpy() for payload in payloads], expected.numpy()))
     plan = plan_of("allreduce", "direct", length, dtype, "sum", 0)._replace(wire=EXACT)
     assert all(torch.equal(out, expected) for out in carry_out(plan, payloads, [length] * ranks))
+    with pytest.MonkeyPatch.context() as patch:  # as a long one: two pieces, and segments of a block
+        patch.setattr(sockets, "SEGMENT_BYTES", 24)
+        for name in ("MAX_SHORT_BYTES", "MIN_CHUNK_BYTES"):
+            patch.setattr(socket_calls, name, 0)
+        assert all(torch.equal(out, expected) for out in carry_out(plan, payloads, [length] * ranks, buffer_bytes=4096))
 
 
 @needs_compiler

@@ -122,9 +122,9 @@ def takes_segments(plan: Plan, placement: Placement) -> bool:
 
 
 def _is_between_nodes(plan: Plan, placement: Placement) -> bool:
-    """Return False where a node has several ranks, whose messages to each other go through its memory, or for a wire,
-    which Python encodes."""
-    return plan.transport == "messages" and placement.ranks == len(placement.nodes) and plan.wire is None
+    """Return False where a node has several ranks, whose messages to each other go through its memory, or for a wire
+    that Python encodes."""
+    return plan.transport == "messages" and placement.ranks == len(placement.nodes) and plan.wire in (None, EXACT)
 
 
 def _is_compiled(plan: Plan) -> bool:
@@ -363,7 +363,7 @@ def _cut(plan: Plan, program: Program, ranks: int) -> Cut:
     if plan.algorithm == CHAIN:
         largest = max(MIN_PIECE_BYTES, plan.nbytes // min(MAX_PIECES, PIECES_PER_RANK * ranks))
         pieces = -(-plan.nbytes // largest)
-    if pieces == 1 or plan.algorithm == CHAIN:
+    if pieces == 1 or plan.algorithm == CHAIN or plan.grain > 1:
         return Cut(plan.length, program.chunks, pieces, grain=plan.grain)
     by_chunk = plan.collective in ("reduce_scatter", "all_gather")
     return cut_program(program, plan.length, -(-plan.length // (pieces * program.chunks)), by_chunk)

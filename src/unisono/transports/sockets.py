@@ -109,6 +109,9 @@ class Payload(NamedTuple):
         part, begin = divmod(int(region.start), max(1, self.cut.length // len(self.addresses)))
         return self.addresses[part] + begin * self.arithmetic.itemsize
 
+    def segments_of(self, region: slice) -> list[slice]:
+        return segments_of(region, self.arithmetic.itemsize, self.cut.grain)
+
 
 class Sockets:
     """Connections of one rank to all others of a group."""
@@ -173,9 +176,9 @@ def rows_of(rank: int, program: Program, payload: Payload, landing: int) -> Iter
 
 def landing_bytes(program: Program, payload: Payload) -> int:
     """Return the largest number of bytes that a program receives at once to be summed."""
-    itemsize = payload.arithmetic.itemsize
-    parts = chain(*(_arrivals(moves, itemsize) for moves in _moves(program, payload.cut)))
-    return max((sum(map(_length, _regions(part, Action.ADD))) for part in parts), default=0) * itemsize
+    parts = chain(*(_arrivals(moves, payload) for moves in _moves(program, payload.cut)))
+    elements = max((sum(map(_length, _regions(part, Action.ADD))) for part in parts), default=0)
+    return elements * payload.arithmetic.itemsize
 
 
 def _moves(program: Program, cut: Cut) -> Iterator[list[Message]]:
@@ -189,24 +192,25 @@ def _moves(program: Program, cut: Cut) -> Iterator[list[Message]]:
                 ]
 
 
-def segments_of(region: slice, itemsize: int) -> list[slice]:
-    """Return the segments of a message, by which both ends cut it: they depend on its length alone.
+def segments_of(region: slice, itemsize: int, grain: int = 1) -> list[slice]:
+    """Return the segments of a message, by which both ends cut it: they depend on its length alone. Each, but the last,
+    has a multiple of `grain` elements.
 
     >>> segments_of(slice(0, 100), 4), segments_of(slice(100_000, 200_000), 4)
     ([slice(0, 100, None)], [slice(100000, 165536, None), slice(165536, 200000, None)])
     """
     start, stop = int(region.start), int(region.stop)
-    length = max(SEGMENT_BYTES // itemsize, -(-(stop - start) // MAX_SEGMENTS))
+    length = -(-max(SEGMENT_BYTES // itemsize, -(-(stop - start) // MAX_SEGMENTS)) // grain) * grain
     return [slice(begin, min(stop, begin + length)) for begin in range(start, stop, length)] or [region]
 
 
-def _arrivals(moves: Sequence[Message], itemsize: int) -> list[list[Message]]:
+def _arrivals(moves: Sequence[Message], payload: Payload) -> list[list[Message]]:
     """Return what a rank waits for at once: a segment of each other rank, or all where it adds to what it sends in the
     round, or where segments of one region would not arrive together."""
     received: dict[int, list[Message]] = {}  # by rank, in order
     for action, peer, region in moves:
         if action is not Action.SEND:
-            received.setdefault(peer, []).extend((action, peer, part) for part in segments_of(region, itemsize))
+            received.setdefault(peer, []).extend((action, peer, part) for part in payload.segments_of(region))
     parts = [[*filter(None, part)] for part in zip_longest(*received.values())]
     added = [{(region.start, region.stop) for region in _regions(part, Action.ADD)} for part in parts]
     together = sum(map(len, added)) == len(set().union(*added))
@@ -228,9 +232,9 @@ def _round(rank: int, moves: Sequence[Message], payload: Payload, landing: int, 
     leaving += sent
     for action, peer, region in moves:
         if action is Action.SEND:
-            for segment in segments_of(region, itemsize):
+            for segment in payload.segments_of(region):
                 yield Row(RowKind.SEND, _length(segment) * itemsize, 0, address_of(segment), peer)
-    for part in _arrivals(moves, itemsize):
+    for part in _arrivals(moves, payload):
         place, contributions = landing, dict[tuple[int, int], list[tuple[int, int]]]()  # by region: rank and address
         for action, peer, segment in part:
             nbytes = _length(segment) * itemsize

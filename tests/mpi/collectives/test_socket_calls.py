@@ -140,7 +140,7 @@ def test_a_strided_tensor_and_a_long_one(apart: World) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("length", [1, 257, 8000])
+@pytest.mark.parametrize("length", [1, 257, 8000, 300_003])
 def test_exact_sums_have_the_bits_of_messages(apart: World, dtype: torch.dtype, length: int) -> None:
     own = torch.randn(length, generator=torch.Generator().manual_seed(length + apart.rank)).to(dtype)
     own[length // 3 * apart.rank :][:1] = torch.inf if length == 257 else torch.nan
