@@ -15,6 +15,10 @@ enum { EXACT_BLOCK = 256, GROUP = 6 };
 
 static inline int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
 
+static inline void prefetch(const char *memory, size_t bytes) {
+    for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(memory + line);
+}
+
 /* FLOAT has MANTISSA bits and the exponent's BIAS; a sum has WIDTH bits besides its sign. Magnitudes are compared as
    integers, of which that of NaN is the largest. */
 #define EXACT(NAME, FLOAT, INT, UINT, MANTISSA, BIAS, WIDTH, RINT)                                                     \
@@ -83,7 +87,8 @@ static inline int64_t least(int64_t one, int64_t other) { return one < other ? o
     }                                                                                                                  \
                                                                                                                        \
     /* Sum the sources of a row, and of the rows of kind MORE after it, of which each is a rank's. Exponents of several\
-       blocks come first, so that none waits for its own. */                                                           \
+       blocks come first, so that none waits for its own. While one is summed, the block that many further on comes    \
+       from memory, or from the cache of the rank that has written it. */                                              \
     FOR_EACH_VECTOR_WIDTH                                                                                              \
     static void sum_##NAME(const Row *row, Py_ssize_t more, INT bits) {                                                \
         FLOAT *into = (FLOAT *)(intptr_t)row->into;                                                                    \
@@ -101,6 +106,9 @@ static inline int64_t least(int64_t one, int64_t other) { return one < other ? o
             }                                                                                                          \
             for (int64_t begin = first, block = 0; begin < last; begin += EXACT_BLOCK, block++) {                      \
                 const int64_t count = least(last - begin, EXACT_BLOCK), end = begin + count;                           \
+                const int64_t ahead = least(begin + GROUP * EXACT_BLOCK, row->count);                                  \
+                const size_t bytes = (size_t)least(row->count - ahead, EXACT_BLOCK) * sizeof(FLOAT);                   \
+                prefetch((const char *)(one + ahead), bytes), prefetch((const char *)(other + ahead), bytes);          \
                 const INT exponent = quantum_##NAME(maxima[block], bits);                                              \
                 const FLOAT factor = power_##NAME(-exponent), quantum = power_##NAME(exponent);                        \
                 INT sums[EXACT_BLOCK];                                                                                 \
@@ -115,6 +123,7 @@ static inline int64_t least(int64_t one, int64_t other) { return one < other ? o
                         sums[i] = RINT(one[begin + i] * factor) + RINT(other[begin + i] * factor);                     \
                     for (Py_ssize_t number = 1; number <= more; number++) {                                            \
                         const FLOAT *next = (const FLOAT *)(intptr_t)row[number].one + begin;                          \
+                        prefetch((const char *)(next + (ahead - begin)), bytes);                                       \
                         for (int64_t i = 0; i < count; i++) sums[i] += RINT(next[i] * factor);                         \
                     }                                                                                                  \
                     for (int64_t i = 0; i < count; i++) into[begin + i] = (FLOAT)sums[i] * quantum;                    \
