@@ -165,8 +165,19 @@ def test_the_time_of_weights_is_that_of_a_part() -> None:
     assert (unsplit.needed, unsplit.ready, unsplit.whole) == ((0, 3), (16, 11), 16)
     assert (half.needed, half.ready, half.whole) == ((0, 3), (13, 8), 13)
     assert (both.needed, both.ready, both.whole) == ((0, 2), (10, 7), 10)
-    assert choose_splits(case).splits
-    assert not choose_splits(replace(case, layers=tuple(replace(layer, splits=()) for layer in case.layers))).splits
+
+
+def test_layers_are_split_for_the_time_of_their_weights_alone() -> None:
+    """Exchanges take longer than gradients, which hide: 64 samples of 16 KiB beside 16 KiB of weights."""
+    layer, _ = linear("a", 1, 4096, 64)
+    layer = replace(layer, forward_seconds=3.0, backward_seconds=5.0)
+    costs = LinkCosts(SLOW, SLOW)
+    for fixed, split in ((0.0, False), (2.0, True)):
+        timed = replace(layer, splits=(Split(ROW, 2),), forward_of_weights=fixed, backward_of_weights=fixed)
+        case = inputs_of((timed,), 16, GroupLinks(one_rank_per_node(4), costs, costs))
+        sent, whole = (sent_of(case, timed, each) for each in (Split(ROW, 2), None))
+        assert sent.activations > 8 * whole.gradients  # the largest of WEIGHTS
+        assert bool(choose_splits(case).splits) == split
 
 
 def test_what_runs_at_once_is_slower_where_ranks_share_cores() -> None:

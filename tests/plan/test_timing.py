@@ -44,24 +44,21 @@ def test_what_no_sample_takes_is_that_of_the_weights(samples: int, monkeypatch: 
     assert traced.once == {"0"}
 
 
-def test_a_layer_that_takes_no_longer_for_more_samples_is_all_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the samples took longer than all, by chance: no more than the layer takes."""
-    monkeypatch.setattr(timing, "trace_values", lambda model, inputs, within: per_sample(model, [(1,) * 9], within))
-    _, seconds = time_layers(nn.Sequential(nn.Linear(4, 2)), (torch.ones(8, 4),), nullcontext, 1)
-    assert seconds[1].tolist() == [24.0, 90.0, 24.0, 90.0]
-
-
-def test_only_the_samples_are_halved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arguments that are no tensors of as many samples stay as they are."""
-    seen = list[tuple[int, ...]]()
+def test_what_is_not_cut_has_no_part_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists of samples, and tensors of other rows, which may number those of the first."""
+    seen = list[int]()
 
     def look(model: nn.Module, inputs: Sequence[Any], within: AbstractContextManager[Any]) -> Trace:
-        seen.append(tuple(len(each) for each in inputs))
+        seen.append(len(inputs[0]))
         return per_sample(model, inputs, within)
 
     monkeypatch.setattr(timing, "trace_values", look)
-    time_layers(nn.Linear(4, 2), (torch.ones(8, 4), torch.ones(8), torch.ones(4, 4), "mean"), nullcontext, 1)
-    assert seen == [(8, 8, 4, 4)] * 2 + [(4, 4, 4, 4)] * 2
+    rows, other = torch.ones(8, 4), torch.ones(2, 8)
+    for inputs in ((list(rows),), (rows, other), (rows, (rows,)), (rows, torch.tensor(1.0)), (rows[:1],)):
+        assert not time_layers(nn.Linear(4, 2), inputs, nullcontext, 1)[1][:, 2:].any()
+    assert 4 not in seen
+    assert time_layers(nn.Linear(4, 2), (rows, rows[:, 0], "mean"), nullcontext, 1)[1].shape == (1, 4)
+    assert seen[-4:] == [8, 4, 8, 4]
 
 
 def test_models_that_take_no_half_of_the_samples_have_no_such_part() -> None:

@@ -245,6 +245,16 @@ SHORT = {
 }
 
 
+def test_ranks_of_an_exact_sum_do_not_wait_for_each_other_in_a_circle(short_segments: None) -> None:
+    """Chunks differ by whole blocks, and so in their segments."""
+    for ranks, length in product((2, 3, 5, 8), (200, 5000)):
+        plan = plan_of("allreduce", "direct", length, torch.float64, "sum", 0)._replace(wire=EXACT)
+        algorithm = find("direct", one_rank_per_node(ranks)).allreduce
+        programs = [placed_rows(plan, algorithm(rank, ranks), rank, ranks)[1] for rank in range(ranks)]
+        assert is_played(programs), ranks
+        assert length < 5000 or any(row.kind is RowKind.PART for row in programs[0])
+
+
 @pytest.mark.parametrize(
     ("schedule", "collective"), [(name, each) for name, all_of in {**SHORT, **LONG}.items() for each in all_of]
 )

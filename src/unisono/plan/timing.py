@@ -27,6 +27,7 @@ from unisono.plan.trace import (
     device_of,
     now,
     pass_back,
+    tensors_in,
     trace_values,
 )
 from unisono.processor import HOST
@@ -86,31 +87,42 @@ def time_steps(
 
 
 def time_layers(model: nn.Module, inputs: Sequence[Any], within: Context, steps: int) -> tuple[Trace, Tensor]:
-    """Return the layers of a step on these values, and the median seconds of `steps` steps of each module, (modules,
-    4): those of its forward and backward pass, and what of either does not depend on the number of samples.
+    """Return the layers of a step on these values, with the modules that each trace called once, and the median seconds
+    of `steps` steps of each module, (modules, 4): of its forward and backward pass, and of these what does not depend
+    on the number of samples, by its measurements: below 0, or more than all, by chance.
 
-    The first of `inputs` is (samples, ...). That part is 0 where the model takes no half of them.
+    The first of `inputs` is (samples, ...). That part is 0 where another has not as many rows, or the model takes no
+    half of them.
     """
-    traced, seconds = _median(model, inputs, within, steps)
-    count = len(inputs[0])
-    half = count // 2
-    try:
-        fewer = _median(model, [_first(each, half, count) for each in inputs], within, steps)[1] if half else seconds
-    except UsageError:  # a batch norm takes no single sample
-        half = 0
-    fixed = (count * fewer - half * seconds) / (count - half) if half else torch.zeros_like(seconds)
-    return traced, torch.cat([seconds, fixed.clamp(min=0).minimum(seconds)], 1)
+    traces, fewer, half = list[Trace](), list[Trace](), _half(inputs)
+    for _ in range(1 + steps):  # by turns: what else runs slows down both
+        traces.append(trace_values(model, inputs, within()))
+        try:
+            fewer += [trace_values(model, half, within())] if half else []
+        except UsageError:  # a batch norm takes no single sample
+            half = []
+    names = [name for name, _ in model.named_modules()]
+    once = frozenset.intersection(*(trace.once for trace in traces))
+    seconds, fixed = _median(traces[1:], names), torch.zeros(len(names), 2, dtype=torch.float64)
+    if half:
+        count, of_half = len(inputs[0]), len(half[0])
+        fixed = (count * _median(fewer[1:], names) - of_half * seconds) / (count - of_half)
+    return Trace(traces[-1].layers, once), torch.cat([seconds, fixed], 1)
 
 
-def _median(model: nn.Module, inputs: Sequence[Any], within: Context, steps: int) -> tuple[Trace, Tensor]:
-    """Return the layers with the modules that each trace called once, and the seconds of each module, (modules, 2)."""
-    traces = [trace_values(model, inputs, within()) for _ in range(1 + steps)]
-    once, names = frozenset.intersection(*(trace.once for trace in traces)), [name for name, _ in model.named_modules()]
-    runs = [{layer.name: (layer.forward_seconds, layer.backward_seconds) for layer in run.layers} for run in traces[1:]]
-    seconds = torch.tensor([[run.get(name, (0.0, 0.0)) for name in names] for run in runs], dtype=torch.float64)
-    return Trace(traces[-1].layers, once), seconds.median(0).values
+def _half(inputs: Sequence[Any]) -> list[Any]:
+    """Return the inputs with half of the samples; none where a tensor has not as many rows: it may number others'."""
+    tensors = [each for each in inputs if isinstance(each, Tensor)]
+    rows = {len(tensor) if tensor.dim() else 0 for tensor in tensors}
+    nested = len([*tensors_in(inputs)]) > len(tensors)
+    if nested or not isinstance(inputs[0], Tensor) or len(rows) > 1 or max(rows) < 2:
+        return []
+    return [each[: max(rows) // 2] if isinstance(each, Tensor) else each for each in inputs]
 
 
-def _first(value: Any, some: int, of: int) -> Any:
-    """Return the first samples of a tensor that has as many; any other value as it is."""
-    return value[:some] if isinstance(value, Tensor) and value.dim() and len(value) == of else value
+def _median(traces: Sequence[Trace], names: Sequence[str]) -> Tensor:
+    """Return the median seconds of each module's passes, (modules, 2)."""
+    runs = [{layer.name: (layer.forward_seconds, layer.backward_seconds) for layer in run.layers} for run in traces]
+    return torch.tensor([[run.get(name, (0.0, 0.0)) for name in names] for run in runs], dtype=torch.float64).median(0)[
+        0
+    ]

@@ -101,8 +101,8 @@ def of_slowest_rank(traced: Tensor, steps: Sequence[StepSeconds], world: World) 
     mean share in all ranks' traces of that step: the largest of each would add up to more than any rank takes."""
     mean = world.allreduce(traced.clone()) / world.size
     largest = world.allreduce(torch.tensor(steps, dtype=torch.float64).median(0).values, op="maximum")
-    sums = mean[:, :2].sum(0)
-    return mean * torch.where(sums > 0, largest[:2] / sums, 0.0).repeat(2), StepSeconds(*largest.tolist())
+    scale = torch.where((sums := mean[:, :2].sum(0)) > 0, largest[:2] / sums, 0.0).repeat(2)
+    return mean.clamp(min=0).minimum(mean[:, :2].repeat(1, 2)) * scale, StepSeconds(*largest.tolist())
 
 
 def inputs_of(facts: tuple[LayerFacts, ...], scale: float, links: GroupLinks) -> SplitInputs:
