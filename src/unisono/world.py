@@ -27,6 +27,7 @@ from unisono.launch import TIMEOUT
 from unisono.mpi import MPI
 from unisono.network.choice import ScheduleTable
 from unisono.placement import Partition, Placement, place
+from unisono.transports.sockets import Sockets
 
 Result = TypeVar("Result")
 
@@ -117,6 +118,12 @@ class World:
     def reads_other_processes(self) -> bool:
         """Return True if the ranks, all of one node, may read each other's memory (Linux: process_vm_readv)."""
         return self.size > 1 and self._group.reads_other_processes()
+
+    def sockets(self) -> Sockets | None:
+        """Return the sockets by which collectives go between nodes; None on all ranks, which call it together, where
+        they do not."""
+        calls = self._group.socket_calls(call_of("sockets()")) if self.nodes > 1 else None
+        return None if calls is None else calls.sockets
 
     def reduce_scatter(
         self,

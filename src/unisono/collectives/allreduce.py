@@ -31,7 +31,7 @@ MAX_FLAT_SHARED_BYTES = 4 << 10
 """Largest payload in shared memory, in bytes, that is copied and reduced whole by each rank, with one barrier."""
 
 MAX_EXACT_RANKS = 16
-"""Largest number of ranks on several nodes that send each other chunks of a short exact sum: 2(p-1) messages each."""
+"""Largest number of ranks on several nodes that send each other chunks of an exact sum: 2(p-1) messages each."""
 
 
 def allreduce(
@@ -99,7 +99,7 @@ def _start_first(
 
 def _sums_what_it_sees(group: Group, tensor: torch.Tensor) -> bool:
     """Return True where a rank has the numbers of all ranks for a chunk, and sums them exactly without an exponent that
-    all agree on: on one node, and of short tensors through sockets."""
+    all agree on: on one node, and through sockets."""
     if group.size == 1 or not tensor.is_cpu or tensor.dtype not in FORMATS or tensor.numel() == 0:
         return False
     if group.uses_shared_memory(call_of("an exact sum")):

@@ -8,7 +8,9 @@
     gamma          a block summed on every rank at once
     within         a block exchanged by the ranks of a node
 
-One rank of each node exchanges with other nodes; the others wait. Each figure is a median over rounds and nodes.
+One rank of each node exchanges with other nodes; the others wait. Each figure is a median over rounds and nodes. Where
+collectives go through sockets, between nodes of one rank, these exchanges do: messages of MPI, which Python plays, take
+up to three times as long on a fast link.
 
 Nodes that share a switch are found from the speed of pairs of nodes while all others are busy too. A pair alone may be
 as fast through an uplink as inside a supernode; an uplink shows only under load. So in each round all nodes are paired
@@ -27,7 +29,7 @@ import random
 import statistics
 import time
 import timeit
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -39,6 +41,8 @@ from numpy.typing import NDArray
 from unisono.mpi import MPI
 from unisono.network import Network
 from unisono.transports.messages import wait
+from unisono.transports.sockets import MAX_SEGMENTS
+from unisono.transports.steps import BYTES, Row, RowKind
 from unisono.world import World
 
 REPETITIONS = 8
@@ -55,10 +59,16 @@ MESSAGE_BYTES = 128 << 10
 OVERHEAD_MESSAGES = 16
 """Messages in flight together, from which the overhead of one is computed."""
 
+SMALL_BYTES = 1024
+"""Bytes of one of these."""
+
 SUM_BLOCK_BYTES = 512 << 10
 """Bytes of a block in the measurement of sums."""
 
 Bytes = NDArray[np.uint8]
+
+Prepare = Callable[[int, Bytes, Bytes, int], Callable[[], None]]
+"""Function of a peer, what is sent to it, what is received, and the bytes of a message; it returns the exchange."""
 
 MIN_UPLINK_RATIO = 1.15
 """Ratio of the times of crossing pairs to those inside a supernode from which an uplink counts as a limit."""
@@ -84,8 +94,9 @@ def measure_links(world: World, seconds: float | None = None) -> Links:
     leads = world.rank == world.placement.nodes[world.node][0]
     nodes: MPI.Intracomm = world.comm.Split(0 if leads else 1, world.node)  # type: ignore[assignment]  # one of each
     try:
+        prepare = _prepare_for(world, nodes)
         if leads and world.nodes > 1:
-            local = _between(nodes, inside, seconds)
+            local = _between(nodes, prepare, inside, seconds)
         world.barrier()
     finally:
         nodes.Free()
@@ -93,59 +104,91 @@ def measure_links(world: World, seconds: float | None = None) -> Links:
     return links
 
 
-def _between(nodes: MPI.Intracomm, inside: Network, seconds: float | None) -> Links:
+def _prepare_for(world: World, nodes: MPI.Intracomm) -> Prepare:
+    """Return how two nodes exchange messages: through the sockets of collectives, or by MPI."""
+
+    def by_messages(peer: int, sent: Bytes, received: Bytes, length: int) -> Callable[[], None]:
+        leaving, arriving = _messages(sent, length), _messages(received, length)
+
+        def exchange() -> None:
+            requests = [nodes.Irecv(part, peer) for part in arriving]
+            for request in (*requests, *(nodes.Isend(part, peer) for part in leaving)):
+                wait(request, _never_interrupted)
+
+        return exchange
+
+    sockets = world.sockets() if world.size == world.nodes > 1 else None
+    if sockets is None:
+        return by_messages
+
+    def by_sockets(peer: int, sent: Bytes, received: Bytes, length: int) -> Callable[[], None]:
+        (rank,) = world.placement.nodes[peer]
+        length = max(length, -(-max(sent.size, received.size) // MAX_SEGMENTS))
+        rows = [Row(RowKind.SEND, part.size, 0, part.ctypes.data, rank) for part in _messages(sent, length)]
+        rows += [Row(RowKind.RECEIVE, part.size, part.ctypes.data, 0, rank) for part in _messages(received, length)]
+        play = sockets.player_of([*rows, Row(RowKind.ROUND)], BYTES, _never_interrupted, _never_mismatched)
+
+        def exchange(_: object = (sent, received)) -> None:  # whose addresses it has
+            play(0, 0, 0)
+
+        return exchange
+
+    return by_sockets
+
+
+def _messages(memory: Bytes, length: int) -> list[Bytes]:
+    return [memory[begin : begin + length] for begin in range(0, memory.size, length)]
+
+
+def _between(nodes: MPI.Intracomm, prepare: Prepare, inside: Network, seconds: float | None) -> Links:
     """Return the links between nodes; `nodes` has a rank of each node, `inside` the costs measured within nodes."""
+    exchange_seconds = partial(_exchange_seconds, nodes, prepare)
     cycle = nodes.size - 1 + nodes.size % 2
     rounds = pairings(nodes.size, max(REPETITIONS, REPETITIONS // 2 * cycle) if nodes.size <= 64 else REPETITIONS * 8)
-    alpha, overhead = _ping_pong(nodes, rounds[0]), _overhead(nodes, rounds[0])
+    alpha, overhead = _ping_pong(nodes, prepare, rounds[0]), _overhead(nodes, prepare, rounds[0])
     nbytes = 64 << 10
-    while nbytes < MAX_BYTES and statistics.median(_exchange_seconds(nodes, rounds[0], nbytes)) < MIN_EXCHANGE_SECONDS:
+    while nbytes < MAX_BYTES and statistics.median(exchange_seconds(rounds[0], nbytes)) < MIN_EXCHANGE_SECONDS:
         nbytes *= 2
     if seconds is not None:  # half of them, but one round at least
-        rounds = rounds[: max(1, int(seconds / 2 / max(_exchange_seconds(nodes, rounds[0], nbytes))))]
+        rounds = rounds[: max(1, int(seconds / 2 / max(exchange_seconds(rounds[0], nbytes))))]
     speeds = [
         (pair, nbytes / took)
         for pairs in rounds
-        for pair, took in zip(pairs, _exchange_seconds(nodes, pairs, nbytes), strict=True)
+        for pair, took in zip(pairs, exchange_seconds(pairs, nbytes), strict=True)
     ]
     groups = supernodes(nodes.size, speeds)
     members = [[node for node, owner in enumerate(groups) if owner == group] for group in sorted(set(groups))]
     # pairs of one supernode, and of different ones, with each node in one at most; (0, 1) where no supernode has two
     within = [pair for some in members for pair in zip(some[::2], some[1::2], strict=False)] or [(0, 1)]
-    beta = statistics.median(_exchange_seconds(nodes, within, 4 * nbytes, 3)) / (4 * nbytes)
+    beta = statistics.median(exchange_seconds(within, 4 * nbytes, 3)) / (4 * nbytes)
     network = replace(inside, alpha=alpha, beta=beta, overhead=overhead)
     neighbours = zip(members[::2], members[1::2], strict=False)  # node i of one supernode and of the next
     if crossing := [pair for even, odd in neighbours for pair in zip(even, odd, strict=False)]:
-        slow = statistics.median(_exchange_seconds(nodes, crossing, 4 * nbytes, 3)) / (4 * nbytes)
+        slow = statistics.median(exchange_seconds(crossing, 4 * nbytes, 3)) / (4 * nbytes)
         load = max(sum(group in (groups[a], groups[b]) for a, b in crossing) for group in set(groups))
         network = replace(network, uplink_beta=slow / load if slow > MIN_UPLINK_RATIO * beta else None)
     return Links(network, groups, tuple(speeds))
 
 
-def _exchange_seconds(nodes: MPI.Intracomm, pairs: Sequence[Pair], nbytes: int, times: int = 1) -> list[float]:
+def _exchange_seconds(
+    nodes: MPI.Intracomm, prepare: Prepare, pairs: Sequence[Pair], nbytes: int, times: int = 1
+) -> list[float]:
     """Return the seconds that each pair takes to exchange `nbytes` both ways, the median of `times` exchanges.
 
     All pairs exchange at the same time. Every rank gets the seconds of all pairs.
     """
     peer = _peer(nodes, pairs)
-    sent, received = np.zeros(nbytes, np.uint8), np.empty(nbytes, np.uint8)
+    sent, received = np.zeros((2, nbytes), np.uint8)
+    exchange = None if peer is None else prepare(peer, sent, received, MESSAGE_BYTES)
     took = []
     for _ in range(times):
         nodes.Barrier()
         start = time.perf_counter()
-        if peer is not None:
-            parts = [slice(begin, begin + MESSAGE_BYTES) for begin in range(0, nbytes, MESSAGE_BYTES)]
-            _exchange(nodes, peer, [sent[part] for part in parts], [received[part] for part in parts])
+        if exchange is not None:
+            exchange()
         took.append(time.perf_counter() - start)
     of_all_nodes = nodes.allgather(statistics.median(took))
     return [max(of_all_nodes[a], of_all_nodes[b]) for a, b in pairs]
-
-
-def _exchange(nodes: MPI.Intracomm, peer: int, sent: Sequence[Bytes], received: Sequence[Bytes]) -> None:
-    """Send messages to a peer while it sends as many."""
-    requests = [nodes.Irecv(part, peer) for part in received]
-    for request in (*requests, *(nodes.Isend(part, peer) for part in sent)):
-        wait(request, _never_interrupted)
 
 
 def _peer(nodes: MPI.Intracomm, pairs: Sequence[Pair]) -> int | None:
@@ -153,30 +196,31 @@ def _peer(nodes: MPI.Intracomm, pairs: Sequence[Pair]) -> int | None:
     return next((sum(pair) - nodes.rank for pair in pairs if nodes.rank in pair), None)
 
 
-def _ping_pong(nodes: MPI.Intracomm, pairs: Sequence[Pair]) -> float:
+def _ping_pong(nodes: MPI.Intracomm, prepare: Prepare, pairs: Sequence[Pair]) -> float:
     """Return the seconds that 4 bytes take from one node to another while other pairs do the same."""
-    peer, ball = _peer(nodes, pairs), np.zeros(4, np.uint8)
+    peer, (ball, nothing) = _peer(nodes, pairs), (np.zeros(4, np.uint8), np.zeros(0, np.uint8))
+    moves = [] if peer is None else [prepare(peer, ball, nothing, 4), prepare(peer, nothing, ball, 4)]
     nodes.Barrier()
     start = time.perf_counter()
-    if peer is not None:
-        for sends in 2 * REPETITIONS * [nodes.rank < peer, nodes.rank > peer]:
-            wait(nodes.Isend(ball, peer) if sends else nodes.Irecv(ball, peer), _never_interrupted)
+    for exchange in 2 * REPETITIONS * (moves if nodes.rank < (peer or 0) else moves[::-1]):
+        exchange()
     took = (time.perf_counter() - start) / (4 * REPETITIONS)
     of_all_nodes: list[float] = nodes.allgather(took)
     return statistics.median(seconds for rank, seconds in enumerate(of_all_nodes) if rank in sum(pairs, ()))
 
 
-def _overhead(nodes: MPI.Intracomm, pairs: Sequence[Pair]) -> float:
+def _overhead(nodes: MPI.Intracomm, prepare: Prepare, pairs: Sequence[Pair]) -> float:
     """Return the seconds that a rank is busy with a small message, from the time of many beside one, both ways."""
     peer = _peer(nodes, pairs)
     took: dict[int, list[float]] = {1: [], OVERHEAD_MESSAGES: []}
-    sent, received = np.zeros((2, OVERHEAD_MESSAGES, 1024), np.uint8)
+    sent, received = np.zeros((2, OVERHEAD_MESSAGES * SMALL_BYTES), np.uint8)
     for count in [1, OVERHEAD_MESSAGES] * REPETITIONS:
-        messages = list(sent[:count]), list(received[:count])
+        nbytes = count * SMALL_BYTES
+        exchange = None if peer is None else prepare(peer, sent[:nbytes], received[:nbytes], SMALL_BYTES)
         nodes.Barrier()
         start = time.perf_counter()
-        if peer is not None:
-            _exchange(nodes, peer, *messages)
+        if exchange is not None:
+            exchange()
         took[count].append(time.perf_counter() - start)
     single, many = (statistics.median(took[count]) for count in (1, OVERHEAD_MESSAGES))
     of_all_nodes: list[float] = nodes.allgather(max(0.0, many - single) / (2 * (OVERHEAD_MESSAGES - 1)))
@@ -207,6 +251,10 @@ def _within(world: World) -> tuple[float, float]:
 
 def _never_interrupted() -> None:
     """Do nothing: a measurement is not interrupted."""
+
+
+def _never_mismatched(rank: int) -> None:
+    raise AssertionError(f"rank {rank} measures something else")
 
 
 Pair = tuple[int, int]
