@@ -47,7 +47,7 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_383,
+    ".": 3_390,
     "asynchronous": 1_105,
     "bench": 1_540,
     "cli": 2_444,
@@ -59,12 +59,12 @@ MAX_LINES = {
     "foresight": 805,
     "horovod": 1_000,
     "lab": 464,
-    "measure": 1_441,
+    "measure": 1_489,
     "models": 776,
     "network": 1_730,
     "optimizers": 557,
     "papers": 655,
-    "plan": 3_606,
+    "plan": 3_607,
     "reducer": 4_354,
     "rules": 1_167,
     "schedules": 1_796,

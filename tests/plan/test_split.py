@@ -175,8 +175,8 @@ def test_layers_are_split_for_the_time_of_their_weights_alone() -> None:
     for fixed, split in ((0.0, False), (2.0, True)):
         timed = replace(layer, splits=(Split(ROW, 2),), forward_of_weights=fixed, backward_of_weights=fixed)
         case = inputs_of((timed,), 16, GroupLinks(one_rank_per_node(4), costs, costs))
-        sent, whole = (sent_of(case, timed, each) for each in (Split(ROW, 2), None))
-        assert sent.activations > 8 * whole.gradients  # the largest of WEIGHTS
+        sent, unsplit = (sent_of(case, timed, each) for each in (Split(ROW, 2), None))
+        assert sent.activations > 8 * unsplit.gradients  # the largest of WEIGHTS
         assert bool(choose_splits(case).splits) == split
 
 

@@ -35,12 +35,12 @@ def test_links_between_nodes(world: World, monkeypatch: pytest.MonkeyPatch, by: 
     monkeypatch.setattr(Sockets, "player_of", watched)
     monkeypatch.setattr(links, "MIN_EXCHANGE_SECONDS", 0.0)
     apart = World(world.comm.Dup(), one_rank_per_node(world.size), world.table)
-    found = measure_links(apart)
-    assert apart.all_gather_object(found) == [found] * apart.size
-    assert found.network.gamma > 0
-    assert (found.network.alpha > 0) == (world.size > 1)
-    assert found.network.beta > 0
-    paired = {node for pair, _ in found.speeds for node in pair}
+    measured = measure_links(apart)
+    assert apart.all_gather_object(measured) == [measured] * apart.size
+    assert measured.network.gamma > 0
+    assert (measured.network.alpha > 0) == (world.size > 1)
+    assert measured.network.beta > 0
+    paired = {node for pair, _ in measured.speeds for node in pair}
     assert paired == set(range(world.size)) if world.size > 1 else not paired
     by_sockets = by == "on" and world.size > 1 and is_compiled()
     assert (max(exchanged, default=0) >= 2 * (64 << 10)) == by_sockets
