@@ -135,8 +135,11 @@ def test_exact_sums_have_the_bits_of_whole_payloads(data: st.DataObject) -> None
     payloads = [torch.randn(length, generator=made).exp().to(dtype) for _ in range(ranks)]
     expected = torch.empty_like(payloads[0])
     perform(ExactArithmetic(dtype).reduce([payload.numpy() for payload in payloads], expected.numpy()))
-    plan = plan_of("allreduce", "direct", length, dtype, "sum", 0)._replace(wire=EXACT)
-    assert all(torch.equal(out, expected) for out in carry_out(plan, payloads, [length] * ranks))
+    flat, plan = (
+        plan_of("allreduce", schedule, length, dtype, "sum", 0)._replace(wire=EXACT) for schedule in ("flat", "direct")
+    )
+    for each in (flat, plan):
+        assert all(torch.equal(out, expected) for out in carry_out(each, payloads, [length] * ranks))
     with pytest.MonkeyPatch.context() as patch:  # as a long one: two pieces, and segments of a block
         patch.setattr(sockets, "SEGMENT_BYTES", 24)
         for name in ("MAX_SHORT_BYTES", "MIN_CHUNK_BYTES"):

@@ -23,6 +23,7 @@ from unisono.collectives.group import Group
 from unisono.collectives.payload import is_plain, nbytes_of, put_back, send_buffer
 from unisono.collectives.prepare import AUTO, prepare
 from unisono.collectives.ready import Key, start_and_keep
+from unisono.collectives.socket_calls import MAX_FLAT_BYTES
 from unisono.collectives.staged import allreduce_staged, is_on_device, refuse_shared, refuse_unsupported
 from unisono.transports.exact import FORMATS, sum_over
 from unisono.wires import EXACT
@@ -81,7 +82,8 @@ def _start_first(
         nbytes_of(tensor)
         planned = algorithm
         if wire == EXACT or (algorithm == AUTO and group.is_reduced_in_place(tensor, wire)):
-            planned = "flat" if group.one_node and tensor.nbytes <= MAX_FLAT_SHARED_BYTES else "direct"
+            most = MAX_FLAT_SHARED_BYTES if group.one_node else MAX_FLAT_BYTES * (group.size == 2)  # two send once each
+            planned = "flat" if tensor.nbytes <= most else "direct"
         plan = group.plan("allreduce", planned, tensor, wire, op)
         check_output(group, tensor, "allreduce")
     if group.size == 1:

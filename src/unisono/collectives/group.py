@@ -172,7 +172,8 @@ class Group:
             return Choice(plan.algorithm, plan.transport) if keeps else self._trials.choose(plan)
         tuned = (plan.collective, "across nodes") in self.table.measured
         free = not tuned and (exact or not named) and goes_by_sockets(plan, self.placement, self.table.network.measured)
-        segments = takes_segments(plan, self.placement) and not (exact and tuned)
+        kept = exact and (tuned or self.placement.supernodes)  # `direct` has more bytes for their uplinks than a ring
+        segments = takes_segments(plan, self.placement) and not kept
         if not (free or segments) or (calls := self.socket_calls(plan.call)) is None:
             return Choice(plan.algorithm, plan.transport)
         return Choice(plan.algorithm if keeps or segments else calls.schedule_for(plan), "sockets")
