@@ -20,6 +20,7 @@ from unisono.plan.trials import (
     doubt_about,
     is_worth_trial,
     steps_per_trial,
+    tried_again,
 )
 from unisono.processor import ALONE, ProcessorUse
 
@@ -121,6 +122,26 @@ def test_clear_differences_decide_among_wild_steps() -> None:
 
 def test_a_trial_takes_a_fifth_of_a_second_in_4_to_6_steps() -> None:
     assert [*map(steps_per_trial, (1e-4, 0.03, 0.04, 0.05, 0.2, 3.0))] == [6, 6, 5, 4, 4, 4]
+
+
+def test_settings_that_differ_by_less_than_their_steps_are_tried_again() -> None:
+    """The spread is a fifth; the last setting takes half as long again as the fastest."""
+    unsure = trials([0.033, 0.040, 0.040, 0.060], [0.030, 0.037, 0.036, 0.050], [0.050, 0.060, 0.060, 0.070])
+    assert tried_again(unsure) == [0, 1]
+    assert tried_again(QUIET) == [], "their steps are alike"
+    assert tried_again(unsure[:1]) == []
+    assert tried_again([unsure[1], unsure[2]]) == [], "they are apart"
+    slow = [Trial(trial.candidate, [20 * step for step in trial.steps]) for trial in unsure]
+    assert tried_again(slow) == [], "another round takes too long"
+
+
+def test_many_steps_part_what_few_do_not() -> None:
+    """A step of the slower setting is the fastest of all by chance: of four it decides, of twelve not."""
+    first, other = [0.030, 0.036, 0.036, 0.036], [0.032, 0.032, 0.032, 0.050]
+    assert choose(trials(first, other), "chain", ALONE)[0].steps == first
+    many, other_many = [*first, *8 * [0.036]], [*other, *8 * [0.032]]
+    assert choose(trials(many, other_many), "chain", ALONE)[0].steps == other_many
+    assert choose(trials(many, many), "chain", ALONE)[0].candidate.setting == ENDS.setting
 
 
 STEPS = st.lists(st.floats(0.01, 1), min_size=4, max_size=6)

@@ -292,6 +292,20 @@ def test_the_first_step_of_a_trial_and_one_outlier_do_not_count(tune: Tune) -> N
     assert tune(shows=AT_ONCE, takes=takes).tuning.setting.overlap == "funnel"
 
 
+def test_settings_whose_steps_differ_by_more_than_they_do_are_tried_again_by_turns(tune: Tune) -> None:
+    """Every second of the first steps takes a third longer, by which no setting is clearly faster."""
+    seconds, steps = {"none": 0.024, "chain": 0.021}, list[str]()
+
+    def takes(setting: Setting) -> float:
+        steps.append(setting.overlap)
+        return seconds.get(setting.overlap, 0.05) * (1.3 if len(steps) < 26 and len(steps) % 2 else 1.0)
+
+    course = tune(shows=AT_ONCE, takes=takes)
+    assert course.tried == ["none", "chain", "funnel", "concurrent", "none", "chain"]
+    assert course.tuning.setting.overlap == "chain"
+    assert course.tuning.finished
+
+
 def test_trials_on_shared_cores_keep_the_simplest_setting(tune: Tune) -> None:
     """Steps without overlap are clearly faster, but others took half of the ranks' cores."""
     seconds = {"none": 0.1, "chain": 0.3, "funnel": 0.2, "concurrent": 0.4}

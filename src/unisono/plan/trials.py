@@ -5,7 +5,9 @@
     none             9.0    9.1    9.3    9.9               9.2      3%        differences: 12%
 
 `none` is chosen: all of its steps but the slowest took less time than every step of `chain`. A trial takes a fifth of
-a second, in 4 to 6 steps. Trials decide nothing where other processes take a part of the ranks' cores, or where their
+a second, in 4 to 6 steps. Settings that differ by less than their steps do are tried again, by turns, up to twice, if
+that takes no longer than some seconds: each quarter of the steps that are slowest, and fastest, then counts as one step
+did. Trials decide nothing where other processes take a part of the ranks' cores, or where their
 spread is larger than both the measured differences and those of the predictions. The simplest setting is kept then:
 equal buckets, the overlap of the first steps.
 
@@ -48,6 +50,10 @@ LEAST_TRIAL_STEPS, MOST_TRIAL_STEPS = 4, 6
 """Steps over which a setting is measured: least number, and most, so that a search of short steps ends soon."""
 
 
+MOST_ROUNDS, MOST_ROUND_SECONDS, LEAST_SPREAD = 3, 2.0, 0.05
+"""Times that settings are tried at most, the seconds of all trials of one, and the spread of steps that needs it."""
+
+
 def steps_per_trial(step: float) -> int:
     """Return the number of steps of a trial where a step is predicted to take `step` seconds."""
     return min(MOST_TRIAL_STEPS, max(LEAST_TRIAL_STEPS, round(TRIAL_SECONDS / step)))
@@ -66,8 +72,19 @@ class Trial(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """Difference of the slowest step but one, an outlier, and the fastest, relative to the fastest."""
-        return sorted(self.steps)[-2] / min(self.steps) - 1
+        """Difference of the slowest step but one, an outlier, and the fastest, relative to the fastest: of more steps,
+        without a quarter at each end."""
+        return self.slow / self.fast - 1
+
+    @property
+    def slow(self) -> float:
+        """Slowest step but a quarter of them."""
+        return sorted(self.steps)[-1 - len(self.steps) // 4]
+
+    @property
+    def fast(self) -> float:
+        """Fastest step; of eight or more, but a quarter less one."""
+        return sorted(self.steps)[max(0, len(self.steps) // 4 - 1)]
 
     @property
     def ratios(self) -> list[float]:
@@ -105,6 +122,16 @@ def is_worth_trial(candidate: Candidate, best: Candidate, trials: Sequence[Trial
     return step <= best.prediction.step * TRIAL_RATIO or step < min(trial.seconds for trial in trials)
 
 
+def tried_again(trials: Sequence[Trial]) -> list[int]:
+    """Return the places of the trials that more steps may part from the fastest; none where these are quick to tell."""
+    best = min(trials, key=lambda trial: trial.seconds)
+    spreads = [max(trial.spread, best.spread, LEAST_SPREAD) for trial in trials]
+    ratios = [trial.seconds / best.seconds - 1 for trial in trials]
+    near = [place for place, (ratio, spread) in enumerate(zip(ratios, spreads, strict=True)) if ratio < spread]
+    unsure = len(near) > 1 and max(spreads[place] for place in near) > LEAST_SPREAD
+    return near if unsure and sum(sum(trial.steps) for trial in trials) < MOST_ROUND_SECONDS else []
+
+
 def choose(trials: Sequence[Trial], overlap: str, use: ProcessorUse) -> tuple[Trial, TrialChoice]:
     """Return the trial of the chosen setting, and the choice. The setting that was predicted to be best is tried first;
     `overlap` is that of the first steps."""
@@ -139,4 +166,4 @@ def _better(first: Trial, other: Trial) -> Trial:
     Step times vary by a tenth on a busy machine. Of two equal settings, the other would win by chance 1 time in 14
     after four steps, 1 in 132 after six.
     """
-    return other if sorted(other.steps)[-2] < min(first.steps) else first
+    return other if other.slow < first.fast else first

@@ -6,6 +6,7 @@
     then        the best of each overlap within 15% of the best   5 to 7 steps each, all but the first are measured
                 and the very best in finer, coarser and equal buckets
                 others that are predicted faster than those took
+                those that differ by less than their steps do, again by turns
     from then on the one predicted to be best, unless another was clearly faster; the simplest one where trials
                 decide nothing, as when other processes take the cores      plan/trials.py, processor.py
 
@@ -23,7 +24,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import pairwise
 from math import isnan, nan
 from statistics import mean
@@ -49,7 +50,7 @@ from unisono.plan.choose import (
     sizes_of,
     variants,
 )
-from unisono.plan.trials import Trial, TrialChoice, choose, is_worth_trial, steps_per_trial
+from unisono.plan.trials import MOST_ROUNDS, Trial, TrialChoice, choose, is_worth_trial, steps_per_trial, tried_again
 from unisono.processor import HOST, Counters, processor_use, read_counters, use_since
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.rules import BaseRule
@@ -262,13 +263,11 @@ class Tuning:
         for candidate in predicted:
             if not is_worth_trial(candidate, best, trials):
                 continue
-            self.setting = candidate.setting
-            yield True
-            for _ in range(steps):
-                yield False
-            took = [after - before for before, after in pairwise(self._begins[-steps - 1 :])]
-            slowest = world.allreduce(torch.tensor(took, dtype=torch.float64, device="cpu"), op="maximum")
-            trials.append(Trial(candidate, slowest.tolist()))
+            trials.append(Trial(candidate, (yield from self._timed(candidate, steps))))
+        for _ in range(MOST_ROUNDS - 1):
+            for place in tried_again(trials):
+                candidate, before = trials[place]
+                trials[place] = Trial(candidate, [*before, *(yield from self._timed(candidate, steps))])
         use = processor_use(world.all_gather_object(use_since(counters)))
         chosen, self.choice = choose(trials, simple, use)
         self.finished = True
@@ -278,6 +277,15 @@ class Tuning:
         if chosen.candidate.setting != self.setting:
             self.setting = chosen.candidate.setting
             yield True
+
+    def _timed(self, candidate: Candidate, steps: int) -> Generator[bool, None, list[float]]:
+        """Make one step and `steps` more with a setting; return the seconds of these on the slowest rank."""
+        self.setting = candidate.setting
+        yield True
+        for _ in range(steps):
+            yield False
+        took = [after - before for before, after in pairwise(self._begins[-steps - 1 :])]
+        return self._world.allreduce(torch.tensor(took, dtype=torch.float64, device="cpu"), op="maximum").tolist()
 
     def _computes_on_all_cores(self) -> bool:
         """Return True where the ranks of one node compute on all of its cores. Predictions know nothing of it, but what
