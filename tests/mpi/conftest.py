@@ -19,6 +19,7 @@ from unisono.data.sources import Source
 from unisono.initialize import init
 from unisono.placement import place
 from unisono.plan import choose
+from unisono.reducer import tuning
 from unisono.transports import sockets
 from unisono.world import World
 
@@ -50,9 +51,11 @@ def threads_of_the_process() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def few_bucket_sizes() -> Iterator[None]:
-    """Searches predict the two sizes of buckets that they measure: networks here are a bucket of all larger ones."""
+    """Searches predict the two sizes of buckets that they measure: networks here are a bucket of all larger ones. They
+    try each setting once: steps of milliseconds differ, and a busy machine would make searches longer."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choose, "BUCKET_SIZES", choose.MEASURED_BUCKET_BYTES)
+        patch.setattr(tuning, "MOST_ROUNDS", 1)
         yield
 
 

@@ -61,6 +61,21 @@ def test_what_is_not_cut_has_no_part_of_weights(monkeypatch: pytest.MonkeyPatch)
     assert seen[-4:] == [8, 4, 8, 4]
 
 
+def test_ranks_agree_that_all_take_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another rank has one sample, or its model takes no half of them: all make as many passes."""
+    monkeypatch.setattr(timing, "trace_values", per_sample)
+    model, inputs = nn.Sequential(nn.Linear(4, 2)), (torch.ones(8, 4),)
+    for others in ([False], [True, False]):
+        answers, asked = list(reversed(others)), list[bool]()
+
+        def agreed(able: bool, answers: list[bool] = answers, asked: list[bool] = asked) -> bool:
+            asked.append(able)
+            return answers.pop()
+
+        assert not time_layers(model, inputs, nullcontext, 1, agreed)[1][:, 2:].any()
+        assert asked == [True] * len(others)
+
+
 def test_models_that_take_no_half_of_the_samples_have_no_such_part() -> None:
     norm = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
     with pytest.raises(UsageError):

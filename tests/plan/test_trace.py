@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import random
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from unisono.errors import UsageError
 from unisono.models import MODELS
+from unisono.plan import trace as trace_module
 from unisono.plan.trace import OutsideReads, tensors_in, trace, trace_shapes, trace_values
 
 
@@ -454,6 +457,17 @@ def test_modules_that_run_may_read() -> None:
     assert reads.found == {"0"}
     assert model[1].weight.sum() is not None  # after it, nothing is watched
     assert reads.found == {"0"}
+
+
+@pytest.mark.parametrize(("threads", "clock"), [(1, "thread_time"), (2, "perf_counter")])
+def test_a_lone_thread_is_timed_by_its_own_clock(threads: int, clock: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may have its core meanwhile; several threads wait for each other."""
+    clocks = {name: itertools.count(step=step).__next__ for name, step in (("thread_time", 1.0), ("perf_counter", 1e3))}
+    monkeypatch.setattr(trace_module, "time", SimpleNamespace(**clocks))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    (layer,) = trace_values(nn.Linear(3, 2), (torch.ones(4, 3),), nullcontext()).layers
+    assert layer.forward_seconds % {"thread_time": 1.0, "perf_counter": 1e3}[clock] == 0
+    assert (layer.forward_seconds >= 1e3) == (clock == "perf_counter")
 
 
 def test_nothing_of_a_traced_copy_stays() -> None:

@@ -12,6 +12,7 @@ from tests.plan.test_choose import NETWORK, ask, at, loads
 from unisono.plan.choose import Candidate, Setting, candidates, predicted
 from unisono.plan.trials import (
     LARGEST_ERROR,
+    MOST_TRIED_AGAIN,
     NOMINAL_SHARE,
     WIDER_SHARE,
     Trial,
@@ -127,12 +128,13 @@ def test_a_trial_takes_a_fifth_of_a_second_in_4_to_6_steps() -> None:
 def test_settings_that_differ_by_less_than_their_steps_are_tried_again() -> None:
     """The spread is a fifth; the last setting takes half as long again as the fastest."""
     unsure = trials([0.033, 0.040, 0.040, 0.060], [0.030, 0.037, 0.036, 0.050], [0.050, 0.060, 0.060, 0.070])
-    assert tried_again(unsure) == [0, 1]
-    assert tried_again(QUIET) == [], "their steps are alike"
-    assert tried_again(unsure[:1]) == []
-    assert tried_again([unsure[1], unsure[2]]) == [], "they are apart"
+    assert tried_again(unsure, 4) == [1, 0]
+    assert tried_again(QUIET, 4) == [], "their steps are alike"
+    assert tried_again(unsure[:1], 4) == []
+    assert tried_again([unsure[1], unsure[2]], 4) == [], "they are apart"
+    assert len(tried_again(unsure[:2] * 3, 4)) == MOST_TRIED_AGAIN
     slow = [Trial(trial.candidate, [20 * step for step in trial.steps]) for trial in unsure]
-    assert tried_again(slow) == [], "another round takes too long"
+    assert tried_again(slow, 4) == [], "another round takes too long"
 
 
 def test_many_steps_part_what_few_do_not() -> None:
@@ -141,7 +143,9 @@ def test_many_steps_part_what_few_do_not() -> None:
     assert choose(trials(first, other), "chain", ALONE)[0].steps == first
     many, other_many = [*first, *8 * [0.036]], [*other, *8 * [0.032]]
     assert choose(trials(many, other_many), "chain", ALONE)[0].steps == other_many
-    assert choose(trials(many, many), "chain", ALONE)[0].candidate.setting == ENDS.setting
+    assert choose(trials(many, [step * 0.97 for step in many]), "chain", ALONE)[0].candidate.setting == ENDS.setting
+    wild = [0.026, 0.027, *5 * [0.032], *5 * [0.036]]
+    assert choose(trials(many, wild), "chain", ALONE)[0].steps == wild, "by their medians"
 
 
 STEPS = st.lists(st.floats(0.01, 1), min_size=4, max_size=6)

@@ -19,7 +19,13 @@ from unisono.call import BARRIER, WORDS_BYTES, Call, call_of, decode_words, diff
 from unisono.collectives.payload import is_plain, name_of
 from unisono.collectives.prepare import Plans
 from unisono.collectives.ready import MAX_READY, Ready
-from unisono.collectives.socket_calls import SocketCalls, goes_by_sockets, open_socket_calls, takes_segments
+from unisono.collectives.socket_calls import (
+    MAX_SHORT_BYTES,
+    SocketCalls,
+    goes_by_sockets,
+    open_socket_calls,
+    takes_segments,
+)
 from unisono.collectives.states import Calls
 from unisono.collectives.trials import Trials
 from unisono.collectives.watch import Watch
@@ -171,9 +177,11 @@ class Group:
         if self.one_node:
             return Choice(plan.algorithm, plan.transport) if keeps else self._trials.choose(plan)
         tuned = (plan.collective, "across nodes") in self.table.measured
-        free = not tuned and (exact or not named) and goes_by_sockets(plan, self.placement, self.table.network.measured)
-        kept = exact and (tuned or self.placement.supernodes)  # `direct` has more bytes for their uplinks than a ring
-        segments = takes_segments(plan, self.placement) and not kept
+        # `direct`, of exact sums, has more bytes for the uplinks of supernodes than a ring
+        kept = tuned or (exact and plan.nbytes > MAX_SHORT_BYTES and self.placement.supernodes)
+        measured = self.table.network.measured
+        free = not kept and (exact or not named) and goes_by_sockets(plan, self.placement, measured)
+        segments = takes_segments(plan, self.placement) and not (exact and kept)
         if not (free or segments) or (calls := self.socket_calls(plan.call)) is None:
             return Choice(plan.algorithm, plan.transport)
         return Choice(plan.algorithm if keeps or segments else calls.schedule_for(plan), "sockets")

@@ -10,7 +10,7 @@
 
 One rank of each node exchanges with other nodes; the others wait. Each figure is a median over rounds and nodes. Where
 collectives go through sockets, between nodes of one rank, these exchanges do: messages of MPI, which Python plays, take
-up to three times as long on a fast link.
+up to three times as long on a fast link. So do payloads in a wire there, which are such messages all the same.
 
 Nodes that share a switch are found from the speed of pairs of nodes while all others are busy too. A pair alone may be
 as fast through an uplink as inside a supernode; an uplink shows only under load. So in each round all nodes are paired
@@ -59,8 +59,8 @@ MESSAGE_BYTES = 128 << 10
 OVERHEAD_MESSAGES = 16
 """Messages in flight together, from which the overhead of one is computed."""
 
-SMALL_BYTES = 1024
-"""Bytes of one of these."""
+SMALL_BYTES = 2048
+"""Bytes of one of these: more than a socket's reader takes together with the next."""
 
 SUM_BLOCK_BYTES = 512 << 10
 """Bytes of a block in the measurement of sums."""
@@ -69,6 +69,17 @@ Bytes = NDArray[np.uint8]
 
 Prepare = Callable[[int, Bytes, Bytes, int], Callable[[], None]]
 """Function of a peer, what is sent to it, what is received, and the bytes of a message; it returns the exchange."""
+
+
+class Way(NamedTuple):
+    """How nodes exchange messages."""
+
+    nodes: MPI.Intracomm
+    """One rank of each node."""
+    prepare: Prepare
+    barrier: Callable[[], None]
+    """Barrier of these ranks that leaves nothing under way on the same way."""
+
 
 MIN_UPLINK_RATIO = 1.15
 """Ratio of the times of crossing pairs to those inside a supernode from which an uplink counts as a limit."""
@@ -94,9 +105,9 @@ def measure_links(world: World, seconds: float | None = None) -> Links:
     leads = world.rank == world.placement.nodes[world.node][0]
     nodes: MPI.Intracomm = world.comm.Split(0 if leads else 1, world.node)  # type: ignore[assignment]  # one of each
     try:
-        prepare = _prepare_for(world, nodes)
+        way = _way_of(world, nodes)
         if leads and world.nodes > 1:
-            local = _between(nodes, prepare, inside, seconds)
+            local = _between(way, inside, seconds)
         world.barrier()
     finally:
         nodes.Free()
@@ -104,7 +115,7 @@ def measure_links(world: World, seconds: float | None = None) -> Links:
     return links
 
 
-def _prepare_for(world: World, nodes: MPI.Intracomm) -> Prepare:
+def _way_of(world: World, nodes: MPI.Intracomm) -> Way:
     """Return how two nodes exchange messages: through the sockets of collectives, or by MPI."""
 
     def by_messages(peer: int, sent: Bytes, received: Bytes, length: int) -> Callable[[], None]:
@@ -113,39 +124,45 @@ def _prepare_for(world: World, nodes: MPI.Intracomm) -> Prepare:
         def exchange() -> None:
             requests = [nodes.Irecv(part, peer) for part in arriving]
             for request in (*requests, *(nodes.Isend(part, peer) for part in leaving)):
-                wait(request, _never_interrupted)
+                wait(request, lambda: None)
 
         return exchange
 
     sockets = world.sockets() if world.size == world.nodes > 1 else None
     if sockets is None:
-        return by_messages
+        return Way(nodes, by_messages, nodes.Barrier)
+
+    def late() -> None:
+        nodes.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)  # others may need MPI's progress
 
     def by_sockets(peer: int, sent: Bytes, received: Bytes, length: int) -> Callable[[], None]:
         (rank,) = world.placement.nodes[peer]
         length = max(length, -(-max(sent.size, received.size) // MAX_SEGMENTS))
-        rows = [Row(RowKind.SEND, part.size, 0, part.ctypes.data, rank) for part in _messages(sent, length)]
+        alone = [Row(RowKind.ROUND)] if length <= SMALL_BYTES else []  # else they would leave in one call
+        rows = list[Row]()
+        for part in _messages(sent, length):
+            rows += [Row(RowKind.SEND, part.size, 0, part.ctypes.data, rank), *alone]
         rows += [Row(RowKind.RECEIVE, part.size, part.ctypes.data, 0, rank) for part in _messages(received, length)]
-        play = sockets.player_of([*rows, Row(RowKind.ROUND)], BYTES, _never_interrupted, _never_mismatched)
+        play = sockets.player_of([*rows, Row(RowKind.ROUND)], BYTES, late, _never_mismatched)
 
         def exchange(_: object = (sent, received)) -> None:  # whose addresses it has
             play(0, 0, 0)
 
         return exchange
 
-    return by_sockets
+    return Way(nodes, by_sockets, world.barrier)
 
 
 def _messages(memory: Bytes, length: int) -> list[Bytes]:
     return [memory[begin : begin + length] for begin in range(0, memory.size, length)]
 
 
-def _between(nodes: MPI.Intracomm, prepare: Prepare, inside: Network, seconds: float | None) -> Links:
-    """Return the links between nodes; `nodes` has a rank of each node, `inside` the costs measured within nodes."""
-    exchange_seconds = partial(_exchange_seconds, nodes, prepare)
+def _between(way: Way, inside: Network, seconds: float | None) -> Links:
+    """Return the links between nodes; `inside` has the costs measured within nodes."""
+    nodes, exchange_seconds = way.nodes, partial(_exchange_seconds, way)
     cycle = nodes.size - 1 + nodes.size % 2
     rounds = pairings(nodes.size, max(REPETITIONS, REPETITIONS // 2 * cycle) if nodes.size <= 64 else REPETITIONS * 8)
-    alpha, overhead = _ping_pong(nodes, prepare, rounds[0]), _overhead(nodes, prepare, rounds[0])
+    alpha, overhead = _ping_pong(way, rounds[0]), _overhead(way, rounds[0])
     nbytes = 64 << 10
     while nbytes < MAX_BYTES and statistics.median(exchange_seconds(rounds[0], nbytes)) < MIN_EXCHANGE_SECONDS:
         nbytes *= 2
@@ -170,24 +187,22 @@ def _between(nodes: MPI.Intracomm, prepare: Prepare, inside: Network, seconds: f
     return Links(network, groups, tuple(speeds))
 
 
-def _exchange_seconds(
-    nodes: MPI.Intracomm, prepare: Prepare, pairs: Sequence[Pair], nbytes: int, times: int = 1
-) -> list[float]:
+def _exchange_seconds(way: Way, pairs: Sequence[Pair], nbytes: int, times: int = 1) -> list[float]:
     """Return the seconds that each pair takes to exchange `nbytes` both ways, the median of `times` exchanges.
 
     All pairs exchange at the same time. Every rank gets the seconds of all pairs.
     """
-    peer = _peer(nodes, pairs)
+    peer = _peer(way.nodes, pairs)
     sent, received = np.zeros((2, nbytes), np.uint8)
-    exchange = None if peer is None else prepare(peer, sent, received, MESSAGE_BYTES)
+    exchange = None if peer is None else way.prepare(peer, sent, received, MESSAGE_BYTES)
     took = []
     for _ in range(times):
-        nodes.Barrier()
+        way.barrier()
         start = time.perf_counter()
         if exchange is not None:
             exchange()
         took.append(time.perf_counter() - start)
-    of_all_nodes = nodes.allgather(statistics.median(took))
+    of_all_nodes = way.nodes.allgather(statistics.median(took))
     return [max(of_all_nodes[a], of_all_nodes[b]) for a, b in pairs]
 
 
@@ -196,34 +211,34 @@ def _peer(nodes: MPI.Intracomm, pairs: Sequence[Pair]) -> int | None:
     return next((sum(pair) - nodes.rank for pair in pairs if nodes.rank in pair), None)
 
 
-def _ping_pong(nodes: MPI.Intracomm, prepare: Prepare, pairs: Sequence[Pair]) -> float:
+def _ping_pong(way: Way, pairs: Sequence[Pair]) -> float:
     """Return the seconds that 4 bytes take from one node to another while other pairs do the same."""
-    peer, (ball, nothing) = _peer(nodes, pairs), (np.zeros(4, np.uint8), np.zeros(0, np.uint8))
-    moves = [] if peer is None else [prepare(peer, ball, nothing, 4), prepare(peer, nothing, ball, 4)]
-    nodes.Barrier()
+    peer, (ball, nothing) = _peer(way.nodes, pairs), (np.zeros(4, np.uint8), np.zeros(0, np.uint8))
+    moves = [] if peer is None else [way.prepare(peer, ball, nothing, 4), way.prepare(peer, nothing, ball, 4)]
+    way.barrier()
     start = time.perf_counter()
-    for exchange in 2 * REPETITIONS * (moves if nodes.rank < (peer or 0) else moves[::-1]):
+    for exchange in 2 * REPETITIONS * (moves if way.nodes.rank < (peer or 0) else moves[::-1]):
         exchange()
     took = (time.perf_counter() - start) / (4 * REPETITIONS)
-    of_all_nodes: list[float] = nodes.allgather(took)
+    of_all_nodes: list[float] = way.nodes.allgather(took)
     return statistics.median(seconds for rank, seconds in enumerate(of_all_nodes) if rank in sum(pairs, ()))
 
 
-def _overhead(nodes: MPI.Intracomm, prepare: Prepare, pairs: Sequence[Pair]) -> float:
+def _overhead(way: Way, pairs: Sequence[Pair]) -> float:
     """Return the seconds that a rank is busy with a small message, from the time of many beside one, both ways."""
-    peer = _peer(nodes, pairs)
+    peer = _peer(way.nodes, pairs)
     took: dict[int, list[float]] = {1: [], OVERHEAD_MESSAGES: []}
     sent, received = np.zeros((2, OVERHEAD_MESSAGES * SMALL_BYTES), np.uint8)
     for count in [1, OVERHEAD_MESSAGES] * REPETITIONS:
         nbytes = count * SMALL_BYTES
-        exchange = None if peer is None else prepare(peer, sent[:nbytes], received[:nbytes], SMALL_BYTES)
-        nodes.Barrier()
+        exchange = None if peer is None else way.prepare(peer, sent[:nbytes], received[:nbytes], SMALL_BYTES)
+        way.barrier()
         start = time.perf_counter()
         if exchange is not None:
             exchange()
         took[count].append(time.perf_counter() - start)
     single, many = (statistics.median(took[count]) for count in (1, OVERHEAD_MESSAGES))
-    of_all_nodes: list[float] = nodes.allgather(max(0.0, many - single) / (2 * (OVERHEAD_MESSAGES - 1)))
+    of_all_nodes: list[float] = way.nodes.allgather(max(0.0, many - single) / (2 * (OVERHEAD_MESSAGES - 1)))
     return statistics.median(of_all_nodes)
 
 
@@ -247,10 +262,6 @@ def _within(world: World) -> tuple[float, float]:
         return 0.0, 0.0
     short, long = map(statistics.median, seconds)
     return short, max(0.0, long - short) / (4 * SUM_BLOCK_BYTES)
-
-
-def _never_interrupted() -> None:
-    """Do nothing: a measurement is not interrupted."""
 
 
 def _never_mismatched(rank: int) -> None:

@@ -86,27 +86,38 @@ def time_steps(
     return measured[1:]
 
 
-def time_layers(model: nn.Module, inputs: Sequence[Any], within: Context, steps: int) -> tuple[Trace, Tensor]:
+def time_layers(
+    model: nn.Module,
+    inputs: Sequence[Any],
+    within: Context,
+    steps: int,
+    agreed: Callable[[bool], bool] = bool,
+) -> tuple[Trace, Tensor]:
     """Return the layers of a step on these values, with the modules that each trace called once, and the median seconds
     of `steps` steps of each module, (modules, 4): of its forward and backward pass, and of these what does not depend
     on the number of samples, by its measurements: below 0, or more than all, by chance.
 
     The first of `inputs` is (samples, ...). That part is 0 where another has not as many rows, or the model takes no
-    half of them.
+    half of them, on one rank at least: `agreed`, which all ranks call together, says whether it is True on all.
     """
-    traces, fewer, half = list[Trace](), list[Trace](), _half(inputs)
-    for _ in range(1 + steps):  # by turns: what else runs slows down both
-        traces.append(trace_values(model, inputs, within()))
+    half, traces, fewer = _half(inputs), [trace_values(model, inputs, within())], list[Trace]()
+    if not agreed(bool(half)):
+        half = []
+    else:
         try:
-            fewer += [trace_values(model, half, within())] if half else []
+            trace_values(model, half, within())
         except UsageError:  # a batch norm takes no single sample
             half = []
+        half = half if agreed(bool(half)) else []
+    for _ in range(steps):  # by turns: what else runs slows down both
+        traces.append(trace_values(model, inputs, within()))
+        fewer += [trace_values(model, half, within())] if half else []
     names = [name for name, _ in model.named_modules()]
     once = frozenset.intersection(*(trace.once for trace in traces))
     seconds, fixed = _median(traces[1:], names), torch.zeros(len(names), 2, dtype=torch.float64)
     if half:
         count, of_half = len(inputs[0]), len(half[0])
-        fixed = (count * _median(fewer[1:], names) - of_half * seconds) / (count - of_half)
+        fixed = (count * _median(fewer, names) - of_half * seconds) / (count - of_half)
     return Trace(traces[-1].layers, once), torch.cat([seconds, fixed], 1)
 
 

@@ -84,7 +84,7 @@ class TracedLayer:
     input_requires_grad: bool = False
     """True where that tensor needs a gradient."""
     forward_seconds: float = 0.0
-    """Seconds of its operators in the forward pass, on the host of its thread; they mean nothing without values."""
+    """Seconds of its operators in the forward pass, of a lone thread its own; they mean nothing without values."""
     backward_seconds: float = 0.0
     forward_of_weights: float = 0.0
     """Seconds of these that any number of samples takes, as those in which weights come from memory (`timing.py`)."""
@@ -258,8 +258,9 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and count it."""
-        clock = time.thread_time if self._device.type == HOST else partial(now, self._device)
-        begin = clock()  # a thread's own time: not that of other ranks on its core
+        alone = self._device.type == HOST and torch.get_num_threads() == 1
+        clock = time.thread_time if alone else partial(now, self._device)
+        begin = clock()  # a lone thread's own time: not that of other ranks on its core
         outputs = operator(*args, **(kwargs or {}))
         seconds = clock() - begin
         name = self._running[-1] if self._running else self._backward_of

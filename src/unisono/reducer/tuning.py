@@ -265,7 +265,7 @@ class Tuning:
                 continue
             trials.append(Trial(candidate, (yield from self._timed(candidate, steps))))
         for _ in range(MOST_ROUNDS - 1):
-            for place in tried_again(trials):
+            for place in tried_again(trials, steps):
                 candidate, before = trials[place]
                 trials[place] = Trial(candidate, [*before, *(yield from self._timed(candidate, steps))])
         use = processor_use(world.all_gather_object(use_since(counters)))

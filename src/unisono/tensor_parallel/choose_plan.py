@@ -74,7 +74,7 @@ def choose_plan(
         reason = refused or "there is one rank"
         return PlanChoice(None if refused else ParallelPlan(), [f"layers split by prediction: none, {reason}"])
     arguments = example if isinstance(example, tuple) else (example,)
-    trace, traced = time_layers(model, arguments, within, REPETITIONS)
+    trace, traced = time_layers(model, arguments, within, REPETITIONS, lambda able: all(world.all_gather_object(able)))
     timed = partial(time_steps, model, arguments, within, REPETITIONS)
     seconds, after = of_slowest_rank(traced, timed(world.barrier), world)
     sets, samples = zip(*world.all_gather_object((trace.once, len(arguments[0]))), strict=True)
