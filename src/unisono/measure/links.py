@@ -72,7 +72,7 @@ Prepare = Callable[[int, Bytes, Bytes, int], Callable[[], None]]
 
 
 class Way(NamedTuple):
-    """How nodes exchange messages."""
+    """Way in which nodes exchange messages."""
 
     nodes: MPI.Intracomm
     """One rank of each node."""
