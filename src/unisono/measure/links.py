@@ -71,14 +71,14 @@ Prepare = Callable[[int, Bytes, Bytes, int], Callable[[], None]]
 """Function of a peer, what is sent to it, what is received, and the bytes of a message; it returns the exchange."""
 
 
-class Way(NamedTuple):
-    """Way in which nodes exchange messages."""
+class NodeMessages(NamedTuple):
+    """Messages between nodes."""
 
     nodes: MPI.Intracomm
     """One rank of each node."""
     prepare: Prepare
     barrier: Callable[[], None]
-    """Barrier of these ranks that leaves nothing under way on the same way."""
+    """Barrier of these ranks that leaves no message under way."""
 
 
 MIN_UPLINK_RATIO = 1.15
@@ -105,9 +105,9 @@ def measure_links(world: World, seconds: float | None = None) -> Links:
     leads = world.rank == world.placement.nodes[world.node][0]
     nodes: MPI.Intracomm = world.comm.Split(0 if leads else 1, world.node)  # type: ignore[assignment]  # one of each
     try:
-        way = _way_of(world, nodes)
+        messages = _messages_of(world, nodes)
         if leads and world.nodes > 1:
-            local = _between(way, inside, seconds)
+            local = _between(messages, inside, seconds)
         world.barrier()
     finally:
         nodes.Free()
@@ -115,7 +115,7 @@ def measure_links(world: World, seconds: float | None = None) -> Links:
     return links
 
 
-def _way_of(world: World, nodes: MPI.Intracomm) -> Way:
+def _messages_of(world: World, nodes: MPI.Intracomm) -> NodeMessages:
     """Return how two nodes exchange messages: through the sockets of collectives, or by MPI."""
 
     def by_messages(peer: int, sent: Bytes, received: Bytes, length: int) -> Callable[[], None]:
@@ -130,7 +130,7 @@ def _way_of(world: World, nodes: MPI.Intracomm) -> Way:
 
     sockets = world.sockets() if world.size == world.nodes > 1 else None
     if sockets is None:
-        return Way(nodes, by_messages, nodes.Barrier)
+        return NodeMessages(nodes, by_messages, nodes.Barrier)
 
     def late() -> None:
         nodes.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)  # others may need MPI's progress
@@ -150,19 +150,19 @@ def _way_of(world: World, nodes: MPI.Intracomm) -> Way:
 
         return exchange
 
-    return Way(nodes, by_sockets, world.barrier)
+    return NodeMessages(nodes, by_sockets, world.barrier)
 
 
 def _messages(memory: Bytes, length: int) -> list[Bytes]:
     return [memory[begin : begin + length] for begin in range(0, memory.size, length)]
 
 
-def _between(way: Way, inside: Network, seconds: float | None) -> Links:
+def _between(messages: NodeMessages, inside: Network, seconds: float | None) -> Links:
     """Return the links between nodes; `inside` has the costs measured within nodes."""
-    nodes, exchange_seconds = way.nodes, partial(_exchange_seconds, way)
+    nodes, exchange_seconds = messages.nodes, partial(_exchange_seconds, messages)
     cycle = nodes.size - 1 + nodes.size % 2
     rounds = pairings(nodes.size, max(REPETITIONS, REPETITIONS // 2 * cycle) if nodes.size <= 64 else REPETITIONS * 8)
-    alpha, overhead = _ping_pong(way, rounds[0]), _overhead(way, rounds[0])
+    alpha, overhead = _ping_pong(messages, rounds[0]), _overhead(messages, rounds[0])
     nbytes = 64 << 10
     while nbytes < MAX_BYTES and statistics.median(exchange_seconds(rounds[0], nbytes)) < MIN_EXCHANGE_SECONDS:
         nbytes *= 2
@@ -187,22 +187,22 @@ def _between(way: Way, inside: Network, seconds: float | None) -> Links:
     return Links(network, groups, tuple(speeds))
 
 
-def _exchange_seconds(way: Way, pairs: Sequence[Pair], nbytes: int, times: int = 1) -> list[float]:
+def _exchange_seconds(messages: NodeMessages, pairs: Sequence[Pair], nbytes: int, times: int = 1) -> list[float]:
     """Return the seconds that each pair takes to exchange `nbytes` both ways, the median of `times` exchanges.
 
     All pairs exchange at the same time. Every rank gets the seconds of all pairs.
     """
-    peer = _peer(way.nodes, pairs)
+    peer = _peer(messages.nodes, pairs)
     sent, received = np.zeros((2, nbytes), np.uint8)
-    exchange = None if peer is None else way.prepare(peer, sent, received, MESSAGE_BYTES)
+    exchange = None if peer is None else messages.prepare(peer, sent, received, MESSAGE_BYTES)
     took = []
     for _ in range(times):
-        way.barrier()
+        messages.barrier()
         start = time.perf_counter()
         if exchange is not None:
             exchange()
         took.append(time.perf_counter() - start)
-    of_all_nodes = way.nodes.allgather(statistics.median(took))
+    of_all_nodes = messages.nodes.allgather(statistics.median(took))
     return [max(of_all_nodes[a], of_all_nodes[b]) for a, b in pairs]
 
 
@@ -211,34 +211,34 @@ def _peer(nodes: MPI.Intracomm, pairs: Sequence[Pair]) -> int | None:
     return next((sum(pair) - nodes.rank for pair in pairs if nodes.rank in pair), None)
 
 
-def _ping_pong(way: Way, pairs: Sequence[Pair]) -> float:
+def _ping_pong(messages: NodeMessages, pairs: Sequence[Pair]) -> float:
     """Return the seconds that 4 bytes take from one node to another while other pairs do the same."""
-    peer, (ball, nothing) = _peer(way.nodes, pairs), (np.zeros(4, np.uint8), np.zeros(0, np.uint8))
-    moves = [] if peer is None else [way.prepare(peer, ball, nothing, 4), way.prepare(peer, nothing, ball, 4)]
-    way.barrier()
+    peer, (ball, nothing) = _peer(messages.nodes, pairs), (np.zeros(4, np.uint8), np.zeros(0, np.uint8))
+    moves = [] if peer is None else [messages.prepare(peer, ball, nothing, 4), messages.prepare(peer, nothing, ball, 4)]
+    messages.barrier()
     start = time.perf_counter()
-    for exchange in 2 * REPETITIONS * (moves if way.nodes.rank < (peer or 0) else moves[::-1]):
+    for exchange in 2 * REPETITIONS * (moves if messages.nodes.rank < (peer or 0) else moves[::-1]):
         exchange()
     took = (time.perf_counter() - start) / (4 * REPETITIONS)
-    of_all_nodes: list[float] = way.nodes.allgather(took)
+    of_all_nodes: list[float] = messages.nodes.allgather(took)
     return statistics.median(seconds for rank, seconds in enumerate(of_all_nodes) if rank in sum(pairs, ()))
 
 
-def _overhead(way: Way, pairs: Sequence[Pair]) -> float:
+def _overhead(messages: NodeMessages, pairs: Sequence[Pair]) -> float:
     """Return the seconds that a rank is busy with a small message, from the time of many beside one, both ways."""
-    peer = _peer(way.nodes, pairs)
+    peer = _peer(messages.nodes, pairs)
     took: dict[int, list[float]] = {1: [], OVERHEAD_MESSAGES: []}
     sent, received = np.zeros((2, OVERHEAD_MESSAGES * SMALL_BYTES), np.uint8)
     for count in [1, OVERHEAD_MESSAGES] * REPETITIONS:
         nbytes = count * SMALL_BYTES
-        exchange = None if peer is None else way.prepare(peer, sent[:nbytes], received[:nbytes], SMALL_BYTES)
-        way.barrier()
+        exchange = None if peer is None else messages.prepare(peer, sent[:nbytes], received[:nbytes], SMALL_BYTES)
+        messages.barrier()
         start = time.perf_counter()
         if exchange is not None:
             exchange()
         took[count].append(time.perf_counter() - start)
     single, many = (statistics.median(took[count]) for count in (1, OVERHEAD_MESSAGES))
-    of_all_nodes: list[float] = way.nodes.allgather(max(0.0, many - single) / (2 * (OVERHEAD_MESSAGES - 1)))
+    of_all_nodes: list[float] = messages.nodes.allgather(max(0.0, many - single) / (2 * (OVERHEAD_MESSAGES - 1)))
     return statistics.median(of_all_nodes)
 
 
