@@ -4,12 +4,12 @@
     chain           10.0   10.2   10.4   13.0              10.3      4%
     none             9.0    9.1    9.3    9.9               9.2      3%        differences: 12%
 
-`none` is chosen: all of its steps but the slowest took less time than every step of `chain`. A trial takes a fifth of
-a second, in 4 to 6 steps. Settings that differ by less than their steps do are tried again, by turns, up to twice, if
-they take less than two seconds each time; then medians decide that are 5% apart, and a spread leaves out a quarter of
-the steps at each end. Trials decide nothing where other processes take a part of the ranks' cores, or where their
-spread is larger than both the measured differences and those of the predictions. The simplest setting is kept then:
-equal buckets, the overlap of the first steps.
+`none` is chosen: all of its steps but the slowest took less time than every step of `chain`. A trial takes a fifth of a
+second, in 4 to 6 steps. The two fastest are tried again if they differ by less than their steps do, which takes less
+than two seconds; then medians decide that are 5% apart, and a spread leaves out a quarter of the steps at each end.
+Trials decide nothing where other processes take a part of the ranks' cores, or where their spread is larger than both
+the measured differences and those of the predictions. The simplest setting is kept then: equal buckets, the overlap of
+the first steps.
 
 **Interval.** Where trials are as predicted, the predicted step is right within the largest error of 24 predictions from
 measured costs (`benchmarks/overlaps`). The next error of such a series is at most the largest of 24 before with
@@ -50,9 +50,9 @@ LEAST_TRIAL_STEPS, MOST_TRIAL_STEPS = 4, 6
 """Steps over which a setting is measured: least number, and most, so that a search of short steps ends soon."""
 
 
-MOST_ROUNDS, MOST_TRIED_AGAIN, MOST_ROUND_SECONDS, LEAST_SPREAD = 3, 3, 2.0, 0.05
+MOST_ROUNDS, MOST_TRIED_AGAIN, MOST_ROUND_SECONDS, LEAST_SPREAD = 2, 2, 2.0, 0.05
 """Largest number of times that settings are tried, of those that are tried again, and of seconds in which they are; the
-spread of their steps that needs it."""
+spread of their steps that needs it. More would leave a run of a hundred steps few that are like those to come."""
 
 
 def steps_per_trial(step: float) -> int:
@@ -168,7 +168,7 @@ def _better(first: Trial, other: Trial) -> Trial:
     both were tried again, unless the other's median is clearly smaller.
 
     Step times vary by a tenth on a busy machine. Of two equal settings, the other would win by chance 1 time in 14
-    after four steps, 1 in 132 after six. Medians of 18 steps that vary by a tenth differ by a twentieth 1 time in 4.
+    after four steps, 1 in 132 after six. Medians of 12 steps that vary by a tenth differ by a twentieth 1 time in 3.
     """
     again = min(len(first.steps), len(other.steps)) > MOST_TRIAL_STEPS
     faster = other.seconds < (1 - LEAST_SPREAD) * first.seconds if again else other.slow < first.fast

@@ -6,7 +6,7 @@
     then        the best of each overlap within 15% of the best   5 to 7 steps each, all but the first are measured
                 and the very best in finer, coarser and equal buckets
                 others that are predicted faster than those took
-                those that differ by less than their steps do, again by turns
+                the two fastest again, where they differ by less than their steps do
     from then on the one predicted to be best, unless another was clearly faster; the simplest one where trials
                 decide nothing, as when other processes take the cores      plan/trials.py, processor.py
 

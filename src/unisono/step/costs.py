@@ -60,8 +60,8 @@ class Computing:
         """
         earlier = list(accumulate((forward for forward, _ in less), initial=0.0))
         later = list(accumulate((backward for _, backward in reversed(less)), initial=earlier[-1]))
-        needed = (time - less for time, less in zip(self.needed, earlier, strict=False))
-        ready = (time - less for time, less in zip(self.ready, later[:0:-1], strict=True))
+        needed = (time - sooner for time, sooner in zip(self.needed, earlier, strict=False))
+        ready = (time - sooner for time, sooner in zip(self.ready, later[:0:-1], strict=True))
         return replace(self, needed=tuple(needed), ready=tuple(ready), whole=self.whole - later[-1])
 
 
