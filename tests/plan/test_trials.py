@@ -128,13 +128,13 @@ def test_a_trial_takes_a_fifth_of_a_second_in_4_to_6_steps() -> None:
 def test_settings_that_differ_by_less_than_their_steps_are_tried_again() -> None:
     """The spread is a fifth; the last setting takes half as long again as the fastest."""
     unsure = trials([0.033, 0.040, 0.040, 0.060], [0.030, 0.037, 0.036, 0.050], [0.050, 0.060, 0.060, 0.070])
-    assert tried_again(unsure, 4) == [1, 0]
-    assert tried_again(QUIET, 4) == [], "their steps are alike"
-    assert tried_again(unsure[:1], 4) == []
-    assert tried_again([unsure[1], unsure[2]], 4) == [], "they are apart"
-    assert len(tried_again(unsure[:2] * 3, 4)) == MOST_TRIED_AGAIN
+    assert tried_again(unsure) == [1, 0]
+    assert tried_again(QUIET) == [], "their steps are alike"
+    assert tried_again(unsure[:1]) == []
+    assert tried_again([unsure[1], unsure[2]]) == [], "they are apart"
+    assert len(tried_again(unsure[:2] * 3)) == MOST_TRIED_AGAIN
     slow = [Trial(trial.candidate, [20 * step for step in trial.steps]) for trial in unsure]
-    assert tried_again(slow, 4) == [], "another round takes too long"
+    assert tried_again(slow) == [], "another round takes too long"
 
 
 def test_many_steps_part_what_few_do_not() -> None:

@@ -123,15 +123,15 @@ def is_worth_trial(candidate: Candidate, best: Candidate, trials: Sequence[Trial
     return step <= best.prediction.step * TRIAL_RATIO or step < min(trial.seconds for trial in trials)
 
 
-def tried_again(trials: Sequence[Trial], steps: int) -> list[int]:
-    """Return the places of the trials, the fastest first, that `steps` more of each may part from the fastest; none
-    where these take long."""
+def tried_again(trials: Sequence[Trial]) -> list[int]:
+    """Return the places of the trials, the fastest first, that LEAST_TRIAL_STEPS more of each may part from the
+    fastest; none where these take long."""
     order = sorted(range(len(trials)), key=lambda place: trials[place].seconds)
     best = trials[order[0]]
     spreads = [max(trial.spread, best.spread, LEAST_SPREAD) for trial in trials]
     near = [place for place in order if trials[place].seconds < best.seconds * (1 + spreads[place])][:MOST_TRIED_AGAIN]
     unsure = len(near) > 1 and max(spreads[place] for place in near) > LEAST_SPREAD
-    quick = sum(trials[place].seconds for place in near) * steps < MOST_ROUND_SECONDS
+    quick = sum(trials[place].seconds for place in near) * LEAST_TRIAL_STEPS < MOST_ROUND_SECONDS
     return near if unsure and quick else []
 
 
@@ -168,7 +168,7 @@ def _better(first: Trial, other: Trial) -> Trial:
     both were tried again, unless the other's median is clearly smaller.
 
     Step times vary by a tenth on a busy machine. Of two equal settings, the other would win by chance 1 time in 14
-    after four steps, 1 in 132 after six. Medians of 12 steps that vary by a tenth differ by a twentieth 1 time in 3.
+    after four steps, 1 in 132 after six. Medians of 10 steps that vary by a tenth differ by a twentieth 1 time in 3.
     """
     again = min(len(first.steps), len(other.steps)) > MOST_TRIAL_STEPS
     faster = other.seconds < (1 - LEAST_SPREAD) * first.seconds if again else other.slow < first.fast

@@ -50,7 +50,16 @@ from unisono.plan.choose import (
     sizes_of,
     variants,
 )
-from unisono.plan.trials import MOST_ROUNDS, Trial, TrialChoice, choose, is_worth_trial, steps_per_trial, tried_again
+from unisono.plan.trials import (
+    LEAST_TRIAL_STEPS,
+    MOST_ROUNDS,
+    Trial,
+    TrialChoice,
+    choose,
+    is_worth_trial,
+    steps_per_trial,
+    tried_again,
+)
 from unisono.processor import HOST, Counters, processor_use, read_counters, use_since
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.rules import BaseRule
@@ -265,9 +274,9 @@ class Tuning:
                 continue
             trials.append(Trial(candidate, (yield from self._timed(candidate, steps))))
         for _ in range(MOST_ROUNDS - 1):
-            for place in tried_again(trials, steps):
+            for place in tried_again(trials):
                 candidate, before = trials[place]
-                trials[place] = Trial(candidate, [*before, *(yield from self._timed(candidate, steps))])
+                trials[place] = Trial(candidate, [*before, *(yield from self._timed(candidate, LEAST_TRIAL_STEPS))])
         use = processor_use(world.all_gather_object(use_since(counters)))
         chosen, self.choice = choose(trials, simple, use)
         self.finished = True
