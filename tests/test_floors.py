@@ -64,7 +64,7 @@ MAX_LINES = {
     "network": 1_730,
     "optimizers": 557,
     "papers": 655,
-    "plan": 3_653,
+    "plan": 3_652,
     "reducer": 4_371,
     "rules": 1_167,
     "schedules": 1_796,

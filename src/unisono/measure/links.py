@@ -128,7 +128,7 @@ def _messages_of(world: World, nodes: MPI.Intracomm) -> NodeMessages:
 
         return exchange
 
-    sockets = world.sockets() if world.size == world.nodes > 1 else None
+    sockets = world.sockets() if world.size == world.nodes else None
     if sockets is None:
         return NodeMessages(nodes, by_messages, nodes.Barrier)
 

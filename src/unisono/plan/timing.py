@@ -134,6 +134,5 @@ def _half(inputs: Sequence[Any]) -> list[Any]:
 def _median(traces: Sequence[Trace], names: Sequence[str]) -> Tensor:
     """Return the median seconds of each module's passes, (modules, 2)."""
     runs = [{layer.name: (layer.forward_seconds, layer.backward_seconds) for layer in run.layers} for run in traces]
-    return torch.tensor([[run.get(name, (0.0, 0.0)) for name in names] for run in runs], dtype=torch.float64).median(0)[
-        0
-    ]
+    seconds = [[run.get(name, (0.0, 0.0)) for name in names] for run in runs]
+    return torch.tensor(seconds, dtype=torch.float64).median(0).values
