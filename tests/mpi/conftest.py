@@ -52,10 +52,10 @@ def threads_of_the_process() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def few_bucket_sizes() -> Iterator[None]:
     """Searches predict the two sizes of buckets that they measure: networks here are a bucket of all larger ones. They
-    try each setting once: steps of milliseconds differ, and a busy machine would make searches longer."""
+    try rivals again soon, in runs of a few dozen steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choose, "BUCKET_SIZES", choose.MEASURED_BUCKET_BYTES)
-        patch.setattr(tuning, "MOST_ROUNDS", 1)
+        patch.setattr(tuning, "STEPS_BETWEEN_ROUNDS", 2)
         yield
 
 

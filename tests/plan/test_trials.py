@@ -12,7 +12,7 @@ from tests.plan.test_choose import NETWORK, ask, at, loads
 from unisono.plan.choose import Candidate, Setting, candidates, predicted
 from unisono.plan.trials import (
     LARGEST_ERROR,
-    MOST_TRIED_AGAIN,
+    MOST_RIVALS,
     NOMINAL_SHARE,
     WIDER_SHARE,
     Trial,
@@ -20,8 +20,9 @@ from unisono.plan.trials import (
     choose,
     doubt_about,
     is_worth_trial,
+    rivals,
+    rivals_left,
     steps_per_trial,
-    tried_again,
 )
 from unisono.processor import ALONE, ProcessorUse
 
@@ -125,27 +126,22 @@ def test_a_trial_takes_a_fifth_of_a_second_in_4_to_6_steps() -> None:
     assert [*map(steps_per_trial, (1e-4, 0.03, 0.04, 0.05, 0.2, 3.0))] == [6, 6, 5, 4, 4, 4]
 
 
-def test_settings_that_differ_by_less_than_their_steps_are_tried_again() -> None:
+def test_rivals_are_those_that_a_trial_does_not_part_from_the_kept_setting() -> None:
     """The spread is a fifth; the last setting takes half as long again as the fastest."""
     unsure = trials([0.033, 0.040, 0.040, 0.060], [0.030, 0.037, 0.036, 0.050], [0.050, 0.060, 0.060, 0.070])
-    assert tried_again(unsure) == [1, 0]
-    assert tried_again(QUIET) == [], "their steps are alike"
-    assert tried_again(unsure[:1]) == []
-    assert tried_again([unsure[1], unsure[2]]) == [], "they are apart"
-    assert len(tried_again(unsure[:2] * 3)) == MOST_TRIED_AGAIN
-    slow = [Trial(trial.candidate, [20 * step for step in trial.steps]) for trial in unsure]
-    assert tried_again(slow) == [], "another round takes too long"
+    assert rivals(unsure, unsure[0]) == [ENDS.setting, EQUAL.setting]
+    assert rivals(unsure, unsure[1]) == [EQUAL.setting, ENDS.setting]
+    assert rivals(QUIET, QUIET[2]) == [NONE.setting], "all are apart"
+    assert rivals(unsure, unsure[2]) == [NONE.setting, EQUAL.setting, ENDS.setting], "the fastest first"
+    assert len(rivals(2 * unsure[:2], unsure[0])) == MOST_RIVALS
 
 
-def test_many_steps_part_what_few_do_not() -> None:
-    """A step of the slower setting is the fastest of all by chance: of four it decides, of twelve not."""
-    first, other = [0.030, 0.036, 0.036, 0.036], [0.032, 0.032, 0.032, 0.050]
-    assert choose(trials(first, other), "chain", ALONE)[0].steps == first
-    many, other_many = [*first, *8 * [0.036]], [*other, *8 * [0.032]]
-    assert choose(trials(many, other_many), "chain", ALONE)[0].steps == other_many
-    assert choose(trials(many, [step * 0.97 for step in many]), "chain", ALONE)[0].candidate.setting == ENDS.setting
-    wild = [0.026, 0.027, *5 * [0.032], *5 * [0.036]]
-    assert choose(trials(many, wild), "chain", ALONE)[0].steps == wild, "by their medians"
+def test_medians_decide_between_rivals_and_leave_out_the_slow() -> None:
+    chain, none, funnel = EQUAL.setting, NONE.setting, ENDS.setting
+    assert rivals_left({chain: [0.03], none: [0.029], funnel: [0.033]}) == [chain, none, funnel], "3% decide nothing"
+    assert rivals_left({chain: [0.03], none: [0.028], funnel: [0.033]}) == [none, chain], "and a sixth is too slow"
+    assert rivals_left({chain: [0.03], none: [0.02, 0.04, 0.04]}) == [chain]
+    assert rivals_left({none: [0.03]}) == [none]
 
 
 STEPS = st.lists(st.floats(0.01, 1), min_size=4, max_size=6)

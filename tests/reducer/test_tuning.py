@@ -18,7 +18,7 @@ from unisono.errors import UsageError
 from unisono.placement import Partition
 from unisono.plan.bucket_layout import plan_memory
 from unisono.plan.choose import BUCKET_SIZES, INITIAL_BUCKET_BYTES, MEASURED_BUCKET_BYTES, Setting
-from unisono.plan.trials import steps_per_trial
+from unisono.plan.trials import ROUND_STEPS, steps_per_trial
 from unisono.processor import Counters
 from unisono.reducer import tuning as module
 from unisono.reducer.tuning import StepTimes, Tuning
@@ -114,7 +114,7 @@ Tune = Callable[..., Course]
 
 @pytest.fixture
 def tune(monkeypatch: pytest.MonkeyPatch) -> Tune:
-    """Drive a Tuning through 60 steps; a step takes `takes(setting)` seconds on a simulated clock."""
+    """Drive a Tuning through some steps; a step takes `takes(setting)` seconds on a simulated clock."""
     now = [0.0]
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
@@ -129,13 +129,14 @@ def tune(monkeypatch: pytest.MonkeyPatch) -> Tune:
         takes: Callable[[Setting], float] = lambda _: 0.1,
         kind: type[BaseRule] = BSP,
         placed: Partition = (),
+        steps: int = 60,
     ) -> Course:
         measured, said, settings = Measured(shows, cost, kind is Sharded), list[str](), list[Setting]()
         rule = kind(Exchange(bucket_bytes=bucket_bytes), overlap)
         tuning = Tuning(Memory(), ranks or Ranks(), measured, rule, placed)
         measured.tuning, tuning.log = tuning, said.append
         before = tuning.setting, tuning.order
-        for _ in range(60):
+        for _ in range(steps):
             if not tuning.next_step(deferred):
                 assert (tuning.setting, tuning.order) == before
             before = tuning.setting, tuning.order
@@ -292,18 +293,42 @@ def test_the_first_step_of_a_trial_and_one_outlier_do_not_count(tune: Tune) -> N
     assert tune(shows=AT_ONCE, takes=takes).tuning.setting.overlap == "funnel"
 
 
-def test_settings_whose_steps_differ_by_more_than_they_do_are_tried_again_by_turns(tune: Tune) -> None:
-    """Every second of the first steps takes a third longer, by which no setting is clearly faster."""
-    seconds, steps = {"none": 0.024, "chain": 0.021}, list[str]()
+def test_rivals_are_tried_again_by_turns_as_the_run_goes_on(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second of the first steps takes a third longer, by which no setting is clearly faster than the first."""
+    monkeypatch.setattr(module, "STEPS_BETWEEN_ROUNDS", 5)
+    seconds, steps = {"none": 0.024, "chain": 0.021, "funnel": 0.03}, list[str]()
 
     def takes(setting: Setting) -> float:
         steps.append(setting.overlap)
-        return seconds.get(setting.overlap, 0.05) * (1.3 if len(steps) < 26 and len(steps) % 2 else 1.0)
+        return seconds.get(setting.overlap, 0.05) * (1.4 if len(steps) < 26 and len(steps) % 2 else 1.0)
 
-    course = tune(shows=AT_ONCE, takes=takes)
-    assert course.tried == ["none", "chain", "funnel", "concurrent", "chain", "none", "chain"]
-    assert course.tuning.setting.overlap == "chain"
-    assert course.tuning.finished
+    course = tune(shows=AT_ONCE, takes=takes, steps=150)
+    assert course.tried[:5] == ["none", "chain", "funnel", "concurrent", "none"]
+    later = ["none", "chain", "funnel", "chain", "none", "chain", "none", "chain", "none", "chain"]
+    assert course.tried[4:] == later, "the slowest rival is tried once, the others four times"
+    assert steps.count("funnel") == 1 + steps_per_trial(0.12) + 1 + ROUND_STEPS
+    assert "overlap chain, buckets of at most" in course.said[2]
+    assert re.search(r"from here on: none of .* 24.0 ms, chain of .* 21.0 ms, funnel of .* 30.0 ms", course.said[2])
+    assert course.tuning.state()["setting"][0] == "chain"
+
+
+def test_a_run_that_resumes_goes_on_with_its_rivals(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept in the middle of a trial is the setting that was kept before it."""
+    monkeypatch.setattr(module, "STEPS_BETWEEN_ROUNDS", 5)
+    seconds, wild = {"none": 0.1, "chain": 0.102}, itertools.count()
+
+    def takes(setting: Setting) -> float:
+        return seconds.get(setting.overlap, 0.2) * (1.0, 1.15)[next(wild) % 2]
+
+    for steps in range(28, 45):
+        state = tune(shows=AT_ONCE, takes=takes, steps=steps).tuning.state()
+        assert state["setting"][0] == "none"
+        assert [rival[0][0] for rival in state["rivals"]] == ["none", "chain"]
+        again = fresh()
+        assert again.restore(json.loads(json.dumps(state)))
+        assert again.state() == state
+        used = [again.setting.overlap for _ in range(60) if again.next_step(deferred=True)]
+        assert used[:2] == ["chain", "none"]
 
 
 def test_trials_on_shared_cores_keep_the_simplest_setting(tune: Tune) -> None:

@@ -5,11 +5,17 @@
     none             9.0    9.1    9.3    9.9               9.2      3%        differences: 12%
 
 `none` is chosen: all of its steps but the slowest took less time than every step of `chain`. A trial takes a fifth of a
-second, in 4 to 6 steps. The two fastest are tried again if they differ by less than their steps do, which takes less
-than two seconds; then medians decide that are 5% apart, and a spread leaves out a quarter of the steps at each end.
-Trials decide nothing where other processes take a part of the ranks' cores, or where their spread is larger than both
-the measured differences and those of the predictions. The simplest setting is kept then: equal buckets, the overlap of
-the first steps.
+second, in 4 to 6 steps. Trials decide nothing where other processes take a part of the ranks' cores, or where their
+spread is larger than both the measured differences and those of the predictions. The simplest setting is kept then:
+equal buckets, the overlap of the first steps.
+
+**Rivals.** A fifth of a second is a busy moment of a machine, in which a setting may look a third slower than it is.
+Settings that such a trial does not part from the kept one are tried again with it, by turns, as the run goes on:
+
+    steps after the search    256    520    784   1,048      what they decide
+    chain (kept)               8      8      8      8        the median of all of a setting's steps so far:
+    none                       8      8      8      8          5% less than the kept one's: it is kept instead
+    funnel                     8      -      -      -          15% more: it is not tried again
 
 **Interval.** Where trials are as predicted, the predicted step is right within the largest error of 24 predictions from
 measured costs (`benchmarks/overlaps`). The next error of such a series is at most the largest of 24 before with
@@ -21,12 +27,12 @@ they take k / (k + 1); the rank's share falls from 1 / (k + 1) to 1 / (2k + 1)).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from statistics import median, quantiles
 from typing import NamedTuple
 
-from unisono.plan.choose import END_RATIOS, Candidate
+from unisono.plan.choose import END_RATIOS, Candidate, Setting
 from unisono.processor import ALONE, ProcessorUse, describe
 
 TRIAL_RATIO = 1.15
@@ -49,10 +55,12 @@ TRIAL_SECONDS = 0.2
 LEAST_TRIAL_STEPS, MOST_TRIAL_STEPS = 4, 6
 """Steps over which a setting is measured: least number, and most, so that a search of short steps ends soon."""
 
+MOST_RIVALS, MOST_ROUNDS, ROUND_STEPS, STEPS_BETWEEN_ROUNDS = 3, 4, 8, 256
+"""Largest number of settings that are tried again as a run goes on, the kept one among them, and of times that they
+are; steps of each that are measured then, and steps of the run before it."""
 
-MOST_ROUNDS, MOST_TRIED_AGAIN, MOST_ROUND_SECONDS, LEAST_SPREAD = 2, 2, 2.0, 0.05
-"""Largest number of times that settings are tried, of those that are tried again, and of seconds in which they are; the
-spread of their steps that needs it. More would leave a run of a hundred steps few that are like those to come."""
+LEAST_GAIN = 0.05
+"""Difference of medians, relative to the kept setting's, from which a rival is kept in its place."""
 
 
 def steps_per_trial(step: float) -> int:
@@ -73,19 +81,13 @@ class Trial(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """Difference of the slowest step but one, an outlier, and the fastest, relative to the fastest: of more steps,
-        without a quarter at each end."""
-        return self.slow / self.fast - 1
+        """Difference of the slowest step but one, an outlier, and the fastest, relative to the fastest."""
+        return self.slow / min(self.steps) - 1
 
     @property
     def slow(self) -> float:
-        """Slowest step but a quarter of them."""
-        return sorted(self.steps)[-1 - len(self.steps) // 4]
-
-    @property
-    def fast(self) -> float:
-        """Fastest step; of eight or more, but a quarter less one."""
-        return sorted(self.steps)[max(0, len(self.steps) // 4 - 1)]
+        """Slowest step but one."""
+        return sorted(self.steps)[-2]
 
     @property
     def ratios(self) -> list[float]:
@@ -123,16 +125,20 @@ def is_worth_trial(candidate: Candidate, best: Candidate, trials: Sequence[Trial
     return step <= best.prediction.step * TRIAL_RATIO or step < min(trial.seconds for trial in trials)
 
 
-def tried_again(trials: Sequence[Trial]) -> list[int]:
-    """Return the places of the trials, the fastest first, that LEAST_TRIAL_STEPS more of each may part from the
-    fastest; none where these take long."""
-    order = sorted(range(len(trials)), key=lambda place: trials[place].seconds)
-    best = trials[order[0]]
-    spreads = [max(trial.spread, best.spread, LEAST_SPREAD) for trial in trials]
-    near = [place for place in order if trials[place].seconds < best.seconds * (1 + spreads[place])][:MOST_TRIED_AGAIN]
-    unsure = len(near) > 1 and max(spreads[place] for place in near) > LEAST_SPREAD
-    quick = sum(trials[place].seconds for place in near) * LEAST_TRIAL_STEPS < MOST_ROUND_SECONDS
-    return near if unsure and quick else []
+def rivals(trials: Sequence[Trial], kept: Trial) -> list[Setting]:
+    """Return the kept setting and, the fastest first, those that their trials do not part from it."""
+    near = [trial for trial in trials if trial is kept or min(trial.steps) < kept.slow]
+    near.sort(key=lambda trial: (trial is not kept, trial.seconds))
+    return [trial.candidate.setting for trial in near[:MOST_RIVALS]]
+
+
+def rivals_left(steps: Mapping[Setting, Sequence[float]]) -> list[Setting]:
+    """Return the setting to keep, then its rivals that are not clearly slower, by the seconds of all their steps; the
+    first one was kept so far."""
+    seconds = {setting: median(each) for setting, each in steps.items()}
+    kept, best = next(iter(seconds)), min(seconds, key=lambda setting: seconds[setting])
+    kept = best if seconds[best] < (1 - LEAST_GAIN) * seconds[kept] else kept
+    return [kept, *(other for other in seconds if other != kept and seconds[other] < TRIAL_RATIO * seconds[kept])]
 
 
 def choose(trials: Sequence[Trial], overlap: str, use: ProcessorUse) -> tuple[Trial, TrialChoice]:
@@ -164,12 +170,9 @@ def simplest(trials: Sequence[Trial], overlap: str) -> Trial:
 
 
 def _better(first: Trial, other: Trial) -> Trial:
-    """Return the first, unless all of the other's steps but its slowest, an outlier, beat the first's fastest; where
-    both were tried again, unless the other's median is clearly smaller.
+    """Return the first, unless all of the other's steps but its slowest, an outlier, beat the first's fastest.
 
     Step times vary by a tenth on a busy machine. Of two equal settings, the other would win by chance 1 time in 14
-    after four steps, 1 in 132 after six. Medians of 10 steps that vary by a tenth differ by a twentieth 1 time in 3.
+    after four steps, 1 in 132 after six.
     """
-    again = min(len(first.steps), len(other.steps)) > MOST_TRIAL_STEPS
-    faster = other.seconds < (1 - LEAST_SPREAD) * first.seconds if again else other.slow < first.fast
-    return other if faster else first
+    return other if other.slow < min(first.steps) else first

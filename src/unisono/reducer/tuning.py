@@ -6,9 +6,9 @@
     then        the best of each overlap within 15% of the best   5 to 7 steps each, all but the first are measured
                 and the very best in finer, coarser and equal buckets
                 others that are predicted faster than those took
-                the two fastest again, where they differ by less than their steps do
     from then on the one predicted to be best, unless another was clearly faster; the simplest one where trials
                 decide nothing, as when other processes take the cores      plan/trials.py, processor.py
+    4 times, after 256 steps   that one and its rivals by turns, 8 steps each: the fastest of all these is kept
 
 Where the ranks of one node compute on all of its cores, collectives have none of their own: "none" is then tried first,
 and is the simplest one.
@@ -23,11 +23,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import pairwise
 from math import isnan, nan
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -51,14 +51,17 @@ from unisono.plan.choose import (
     variants,
 )
 from unisono.plan.trials import (
-    LEAST_TRIAL_STEPS,
     MOST_ROUNDS,
+    MOST_TRIAL_STEPS,
+    ROUND_STEPS,
+    STEPS_BETWEEN_ROUNDS,
     Trial,
     TrialChoice,
     choose,
     is_worth_trial,
+    rivals,
+    rivals_left,
     steps_per_trial,
-    tried_again,
 )
 from unisono.processor import HOST, Counters, processor_use, read_counters, use_since
 from unisono.reducer.bucket_memory import BucketMemory
@@ -174,25 +177,27 @@ class Tuning:
         """Chosen setting, with its prediction and what that is worth; None where nothing had to be predicted."""
         self.recorded_order: Sequence[int] = self.order
         """Order in which the gradients of the last step became ready; missing ones are at its end."""
-        self._begins: list[float] = []
+        self._begins = deque[float](maxlen=1 + max(MOST_TRIAL_STEPS, ROUND_STEPS))
+        self._rivals: dict[Setting, list[float]] = {}  # seconds of their steps as the run goes on; the kept one first
+        self._rounds = 0
         self.finished = world.size == 1 or not memory.parameters or not is_searched(rule)
-        """True once the setting stays as it is."""
+        """True once a setting is chosen."""
         self._search = iter(()) if self.finished else self._search_steps()
         self._other_results: list[dict[str, Any]] = []  # results of earlier searches, with other numbers of ranks
         self._deferred = False
 
     @property
     def chosen(self) -> Candidate | None:
-        """Chosen setting with its prediction and what was played for it; None where nothing was predicted."""
-        return None if self.choice is None else self.choice.candidate
+        """Chosen setting with its prediction and what was played for it; None where nothing was predicted, and in
+        steps with one of its rivals."""
+        chosen = None if self.choice is None else self.choice.candidate
+        return chosen if chosen is not None and chosen.setting == self.setting else None
 
     def next_step(self, deferred: bool) -> bool:
         """Begin a step, while nothing is running. Return True where there is another setting from here on.
 
         `deferred`: True where parameters are waited for when they are needed.
         """
-        if self.finished:
-            return False
         self._deferred = deferred
         self._begins.append(time.perf_counter())
         return next(self._search, False)
@@ -206,8 +211,10 @@ class Tuning:
         for a run that resumes; None where there is none yet."""
         results = [*self._other_results]
         if self.finished:
-            result = {"ranks": self._world.size, "order": list(self.order), "setting": list(self.setting)}
-            results.insert(0, result)
+            kept = next(iter(self._rivals), self.setting)
+            result = {"ranks": self._world.size, "order": list(self.order), "setting": list(kept)}
+            tried = [[list(setting), steps] for setting, steps in self._rivals.items()]
+            results.insert(0, {**result, "rivals": tried, "rounds": self._rounds})
         return {**results[0], "others": results[1:]} if results else None
 
     def restore(self, state: dict[str, Any]) -> bool:
@@ -217,8 +224,7 @@ class Tuning:
         return any(self._adopt(result) for result in results)
 
     def _adopt(self, state: dict[str, Any]) -> bool:
-        fields: list[Any] = [tuple(field) if isinstance(field, list) else field for field in state["setting"]]
-        setting = Setting(*fields)
+        setting = _setting_of(state["setting"])
         alike = state["ranks"] == self._world.size and sorted(state["order"]) == sorted(self.order)
         if not alike or setting.overlap not in self._overlaps or setting.bucket_bytes not in self._sizes:
             return False
@@ -230,6 +236,8 @@ class Tuning:
         if setting.halves and sorted(setting.halves) != sorted(2 * [bucket + 1 for bucket in buckets]):
             return False
         self.order, self.setting = list(state["order"]), setting
+        self._rivals = {_setting_of(rival): steps for rival, steps in state.get("rivals", ())}  # older runs have none
+        self._rounds, self._search = state.get("rounds", 0), self._try_rivals()
         self.finished = True
         return True
 
@@ -272,28 +280,43 @@ class Tuning:
         for candidate in predicted:
             if not is_worth_trial(candidate, best, trials):
                 continue
-            trials.append(Trial(candidate, (yield from self._timed(candidate, steps))))
-        for _ in range(MOST_ROUNDS - 1):
-            for place in tried_again(trials):
-                candidate, before = trials[place]
-                trials[place] = Trial(candidate, [*before, *(yield from self._timed(candidate, LEAST_TRIAL_STEPS))])
+            trials.append(Trial(candidate, (yield from self._timed(candidate.setting, steps))))
         use = processor_use(world.all_gather_object(use_since(counters)))
         chosen, self.choice = choose(trials, simple, use)
+        self._rivals = {} if use.shared else {setting: [] for setting in rivals(trials, chosen)}
         self.finished = True
         if world.rank == 0:
             for line in _report(computing, cost, chosen, self.choice.doubt, trials, predicted):
                 self.log(line)
-        if chosen.candidate.setting != self.setting:
-            self.setting = chosen.candidate.setting
-            yield True
+        yield self._keep(chosen.candidate.setting)
+        yield from self._try_rivals()
 
-    def _timed(self, candidate: Candidate, steps: int) -> Generator[bool, None, list[float]]:
+    def _try_rivals(self) -> Iterator[bool]:
+        """Try the kept setting and its rivals by turns, from time to time, and keep the fastest."""
+        while len(self._rivals) > 1 and self._rounds < MOST_ROUNDS:
+            for _ in range(STEPS_BETWEEN_ROUNDS):
+                yield False
+            took = self._rivals
+            for setting, before in self._rivals.items():
+                took = {**took, setting: [*before, *(yield from self._timed(setting, ROUND_STEPS))]}
+            kept, *others = rivals_left(took)
+            self._rivals, self._rounds = {setting: took[setting] for setting in (kept, *others)}, self._rounds + 1
+            if self._world.rank == 0:
+                again = (f"{_name(each)} of {_mib(each)} {_ms(median(steps))}" for each, steps in took.items())
+                self.log(f"overlap {_name(kept)}, buckets of at most {_mib(kept)}, from here on: {', '.join(again)}")
+            yield self._keep(kept)
+
+    def _keep(self, setting: Setting) -> bool:
+        """Adopt a setting; return True where it is another."""
+        changed, self.setting = setting != self.setting, setting
+        return changed
+
+    def _timed(self, setting: Setting, steps: int) -> Generator[bool, None, list[float]]:
         """Make one step and `steps` more with a setting; return the seconds of these on the slowest rank."""
-        self.setting = candidate.setting
-        yield True
+        yield self._keep(setting)
         for _ in range(steps):
             yield False
-        took = [after - before for before, after in pairwise(self._begins[-steps - 1 :])]
+        took = [after - before for before, after in pairwise([*self._begins][-steps - 1 :])]
         return self._world.allreduce(torch.tensor(took, dtype=torch.float64, device="cpu"), op="maximum").tolist()
 
     def _computes_on_all_cores(self) -> bool:
@@ -319,19 +342,20 @@ def _report(
 ) -> Iterator[str]:
     """Yield a few lines: the choice, and the reasons for it."""
     candidate, prediction = chosen.candidate, chosen.candidate.prediction
+    setting = candidate.setting
     rate = f"{1e-6 / cost.per_byte:,.0f} MB/s" if cost.per_byte else "any speed"
     yield (
-        f"overlap {_name(candidate)}, buckets of at most {_mib(candidate)}: {_ms(chosen.seconds)} a step (predicted "
+        f"overlap {_name(setting)}, buckets of at most {_mib(setting)}: {_ms(chosen.seconds)} a step (predicted "
         f"{_ms(prediction.step)}, {chosen.seconds / prediction.step - 1:+.0%}); computing {_ms(computing.whole)}, "
         f"communicating {_ms(prediction.communicating)} at {rate}"
     )
     if doubt:
         yield f"{doubt}: trials decide nothing, so the simplest setting is kept; its prediction is less certain"
     took = {trial.candidate.setting: f" (measured {_ms(trial.seconds)})" for trial in trials}
-    alike = Counter(map(_name, predicted))
+    alike = Counter(_name(other.setting) for other in predicted)
     others = [
-        _name(other)
-        + (f" of {_mib(other)}" if alike[_name(other)] > 1 else "")
+        (name := _name(other.setting))
+        + (f" of {_mib(other.setting)}" if alike[name] > 1 else "")
         + f" {_ms(other.prediction.step)}"
         + took.get(other.setting, "")
         for other in predicted
@@ -341,14 +365,19 @@ def _report(
         yield f"the others as predicted: {', '.join(others)}"
 
 
-def _name(candidate: Candidate) -> str:
-    setting = candidate.setting
+def _name(setting: Setting) -> str:
     return f"{setting.overlap} ({setting.outstanding} at once)" if setting.overlap == "concurrent" else setting.overlap
 
 
-def _mib(candidate: Candidate) -> str:
-    largest, ratio = candidate.setting.bucket_bytes / (1 << 20), candidate.setting.end_ratio
+def _mib(setting: Setting) -> str:
+    largest, ratio = setting.bucket_bytes / (1 << 20), setting.end_ratio
     return f"{largest:g} MiB" if ratio == 1 else f"{largest:g} MiB ({largest / ratio:g} at both ends)"
+
+
+def _setting_of(fields: Sequence[Any]) -> Setting:
+    """Return the setting of a checkpoint, where tuples are lists."""
+    known: list[Any] = [tuple(field) if isinstance(field, list) else field for field in fields]
+    return Setting(*known)
 
 
 def _ms(seconds: float) -> str:

