@@ -44,8 +44,9 @@ SETTINGS = (
     f"model.folder={Path(__file__).resolve().parent}",
 )
 AWAY_SECONDS = 15.0
-RATE_EPOCHS = 60
-"""Epochs of the runs whose rate is what a number of hosts could do."""
+RATE_EPOCHS = 100
+"""Epochs of the runs whose rate is what a number of hosts could do: that of the second half, when the search and its
+trials have ended."""
 
 SETTLED_SECONDS = 3.0
 """Seconds after the first step of a generation before it is disturbed again."""
@@ -114,9 +115,10 @@ class Disturber:
 
 
 def rate_of(home: Path) -> float:
-    """Return the steps per second of a run that nothing disturbed, after its first epoch."""
+    """Return the steps per second of a run that nothing disturbed, in its second half."""
     epochs = [json.loads(line) for line in (home / "metrics.jsonl").read_text().splitlines()]
-    return float((epochs[-1]["step"] - epochs[0]["step"]) / (epochs[-1]["elapsed"] - epochs[0]["elapsed"]))
+    first, last = epochs[len(epochs) // 2], epochs[-1]
+    return float((last["step"] - first["step"]) / (last["elapsed"] - first["elapsed"]))
 
 
 def measure(home: Path, options: argparse.Namespace, hosts: int, epochs: int, disturbed: bool) -> dict[str, Any]:

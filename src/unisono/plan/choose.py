@@ -204,8 +204,9 @@ def end_ratios(overlap: str, sizes: Sequence[int], nodes: int) -> tuple[int, ...
 
 
 def variants(candidate: Candidate, inputs: PredictionInputs) -> Iterator[Candidate]:
-    """Yield the same overlap in other buckets, which predictions do not tell apart well: finer and coarser ones, and
-    those of one size. None are yielded where the rule has its own size, or where buckets stay the same.
+    """Yield the same overlap in other buckets, which predictions do not tell apart well: finer ones, coarser ones of
+    one size, and the best of one size. None are yielded where the rule has its own size, or where buckets stay the
+    same.
 
     Of two sizes with equal predictions `candidates` takes the larger, but long collectives delay others. Of what each
     bucket costs ranks that share cores, and of the work beside a collective, which weighs most on the small buckets at
@@ -213,10 +214,11 @@ def variants(candidate: Candidate, inputs: PredictionInputs) -> Iterator[Candida
     """
     setting = candidate.setting
     for ratio in BUCKET_VARIANTS:
-        size = int(setting.bucket_bytes * ratio)
-        before, after = (len(inputs.buckets(nbytes, setting.end_ratio)) for nbytes in (setting.bucket_bytes, size))
-        if size in sizes_of(inputs.rule) and before != after:
-            yield predicted(inputs, setting._replace(bucket_bytes=size))
+        ends = setting.end_ratio if ratio < 1 else END_RATIOS[0]
+        other = setting._replace(bucket_bytes=int(setting.bucket_bytes * ratio), end_ratio=ends)
+        before, after = (len(inputs.buckets(each.bucket_bytes, each.end_ratio)) for each in (setting, other))
+        if other.bucket_bytes in sizes_of(inputs.rule) and before != after:
+            yield predicted(inputs, other)
     equal = setting._replace(end_ratio=END_RATIOS[0])
     if setting != equal:
         yield _best(inputs, [equal._replace(bucket_bytes=size) for size in sizes_of(inputs.rule)])
