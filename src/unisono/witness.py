@@ -17,7 +17,6 @@ import os
 import select
 import socket
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -85,6 +84,8 @@ def start(ranks: Sequence[int], processes: Sequence[int], size: int, wait: bool 
     `processes` are those of the ranks, in their order. If not `wait`, of several that die before it is ready it may not
     know the first. Return an empty string where this system has no witness.
     """
+    import subprocess  # noqa: PLC0415  the witness itself starts without it
+
     if not hasattr(os, "pidfd_open"):
         return ""
     address = f"unisono-witness-{os.getpid()}-{os.urandom(4).hex()}"

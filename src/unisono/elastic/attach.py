@@ -16,12 +16,10 @@ import select
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 START_SECONDS = 120.0
 """Seconds in which a standby of this host accepts a rank: it imports PyTorch first."""
@@ -57,6 +55,8 @@ def connect(name: str, command: list[str]) -> socket.socket:
                     f"unisono: no process with PyTorch answers on {socket.gethostname()} within {START_SECONDS:g} s"
                 )
             if not started:  # others of this host may start one, too: one of them gets the name
+                import subprocess  # noqa: PLC0415  its import takes as long as the start of the interpreter
+
                 started, quiet = True, subprocess.DEVNULL
                 subprocess.Popen(command, stdin=quiet, stdout=quiet, start_new_session=True)
             time.sleep(RETRY_SECONDS)
@@ -81,7 +81,9 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
 def _kill_stopped(process: int) -> bool:
     """Kill the standby if it is stopped (SIGSTOP), as it would not answer. Return True if it was."""
     with suppress(OSError):  # it has just ended
-        if Path("/proc", str(process), "stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t"):
+        with open(f"/proc/{process}/stat", "rb") as file:  # noqa: PTH123  pathlib takes as long as the rest to import
+            state = file.read().rpartition(b")")[2].split()[0]
+        if state in (b"T", b"t"):
             descriptor = os.pidfd_open(process)
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
             select.select([descriptor], [], [])  # until it has ended: another gets the name then
@@ -98,13 +100,13 @@ def send_rank(connection: socket.socket, arguments: list[str]) -> None:
     request = {
         "arguments": arguments,
         "environment": dict(os.environ),
-        "folder": str(Path.cwd()),
+        "folder": os.getcwd(),  # noqa: PTH109  as above
         "cores": sorted(os.sched_getaffinity(0)),
     }
     send(connection, request, descriptors)
 
 
-def send(connection: socket.socket, request: dict[str, Any], descriptors: list[int]) -> None:
+def send(connection: socket.socket, request: Mapping[str, object], descriptors: list[int]) -> None:
     """Send a request, with descriptors of this process."""
     content = json.dumps(request).encode()
     socket.send_fds(connection, [LENGTH.pack(len(content))], descriptors)

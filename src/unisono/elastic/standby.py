@@ -60,6 +60,7 @@ PRELOADED = (
     "torch",
     "torch._dynamo",
     "unisono.training.run",
+    "unisono.elastic.survivors",
     "unisono.initialize",
     "unisono.models.convnet",
     "encodings.idna",
@@ -222,6 +223,7 @@ def main(name: str) -> None:
     recipes = importlib.import_module("unisono.training.recipe")
     recipes.read_recipe(recipes.find_recipe(Path("digits")))  # what it needs once: the types of tables
     importlib.import_module("unisono.network.choice").read_table()
+    importlib.import_module("unisono.reducer.made_on").sources()
     os.dup2(1, 2)  # errors so far went where the rank's go that has started it; the launcher waits for its end
     gc.freeze()  # so that a rank's garbage collection does not copy what it shares with others
     standby = Standby(listener)

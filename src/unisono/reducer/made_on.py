@@ -33,6 +33,7 @@ def made_on() -> str:
     return f"{processor().name} ({kernels}), PyTorch {torch.__version__}, unisono {_version()}"
 
 
+@cache
 def _version() -> str:
     try:
         return version("unisono")
@@ -40,8 +41,9 @@ def _version() -> str:
         return "not installed"
 
 
-@cache  # of 320 files, 13 ms
-def _sources() -> str:
+@cache  # of 330 files, 20 ms
+def sources() -> str:
+    """Return the name of this package's folder with the digits of its content."""
     return code_of(Path(__file__).parents[1])
 
 
@@ -88,7 +90,7 @@ class MadeOnRanks:
 
     def __init__(self, world: World) -> None:
         """Gather it. Collective."""
-        self.own = f"{made_on()}, {_sources()}"
+        self.own = f"{made_on()}, {sources()}"
         self.difference = difference_of_ranks(world.all_gather_object(self.own))
         self.warns = world.rank == 0
         """True on rank 0 until it has warned."""

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -211,14 +212,10 @@ def newest_copy(folder: Path, world: World, newer_than: int = -1) -> Checkpoint 
     newest, root = map(int, world.allreduce(steps, op="maximum").max(0))
     if newest <= newer_than:
         return None
-    message = encode(copy) if world.rank == root and copy is not None else [b""] * (1 + len(TENSORS))
-    return decode([_broadcast(part, world, root) for part in message])
-
-
-def _broadcast(content: bytes, world: World, root: int) -> bytes:
-    """Return rank `root`'s `content` on all ranks. Nothing is pickled."""
-    length = int(world.broadcast(torch.tensor(len(content)), root))
-    sent = torch.empty(length, dtype=torch.uint8)
+    parts = encode(copy) if world.rank == root and copy is not None else [b""] * (1 + len(TENSORS))
+    lengths = world.broadcast(torch.tensor([*map(len, parts)]), root).tolist()
+    sent = torch.empty(sum(lengths), dtype=torch.uint8)
     if world.rank == root:
-        sent = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    return world.broadcast(sent, root).numpy().tobytes()
+        sent = torch.frombuffer(bytearray().join(parts), dtype=torch.uint8)
+    content = world.broadcast(sent, root).numpy().data
+    return decode([bytes(content[start:end]) for start, end in pairwise(accumulate(lengths, initial=0))])

@@ -27,7 +27,7 @@ class ProgressDisplay:
     ) -> None:
         """Make a display: `live`, with bars on a terminal, which one rank alone can have; `verbose`, with details. All
         lines are appended to `log_file`."""
-        self.console = Console(file=sys.stdout, quiet=not show, highlight=False)
+        self.console = Console(file=sys.stdout, quiet=not show, highlight=False, emoji=False)
         self.console.soft_wrap = not self.console.is_terminal  # a terminal's lines are folded between words
         self._epochs, self._verbose = epochs, verbose
         self._log_file = log_file if show else None

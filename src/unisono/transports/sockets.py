@@ -55,7 +55,7 @@ ADDRESS_SECONDS = 0.5
 """Seconds in which an address answers, before the next one of the same host is tried."""
 
 ACCEPT_SECONDS = 0.05
-"""Seconds of a wait for the next connection."""
+"""Seconds of a wait for the next connection, and for what it says."""
 
 SECRET_BYTES = 16
 
@@ -342,7 +342,9 @@ def _connect(rank: int, listener: Any, reachable: Sequence[Any], secret: bytes) 
         while None in connected[:rank] and time.monotonic() < deadline:
             with suppress(OSError):  # nobody for a while
                 listener.settimeout(ACCEPT_SECONDS)
-                threading.Thread(target=answer, args=(listener.accept()[0],), name="unisono answers").start()
+                answering = threading.Thread(target=answer, args=(listener.accept()[0],), name="unisono answers")
+                answering.start()
+                answering.join(ACCEPT_SECONDS)  # a stranger may take longer; after the last one nobody is waited for
 
     accepting = threading.Thread(target=accept, name="unisono connects")
     accepting.start()
