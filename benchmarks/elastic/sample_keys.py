@@ -39,7 +39,7 @@ def keys_of(home: Path) -> Path:
 def network(classes: int, channels: int) -> torch.nn.Module:
     """Return the small network, whose shares are recorded."""
     model = make_network("small_convnet", "", classes, channels)
-    number_of = {_pixels(row): number for number, row in enumerate(load_digits().train.inputs)}
+    number_of = {row.tobytes(): number for number, row in enumerate(load_digits().train.inputs.numpy())}
     folder = keys_of(Path(os.environ[FOLDER_VARIABLE]))
     folder.mkdir(exist_ok=True)
     file = (folder / f"{os.environ[GENERATION_VARIABLE]}-{os.uname().nodename}-{os.getpid()}").open("ab", buffering=0)

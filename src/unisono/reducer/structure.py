@@ -12,6 +12,7 @@ In one model parameters are compared by identity, module by module, without thei
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
 from operator import attrgetter, is_
@@ -20,6 +21,9 @@ import torch
 
 from unisono.errors import MismatchError, UsageError
 from unisono.world import World
+
+MAX_SHORT_BYTES, MOST_TOGETHER = 1 << 20, 64
+"""Bytes of the longest tensor that is broadcast together with others, and how many of them are."""
 
 _children, _parameters = attrgetter("_modules"), attrgetter("_parameters")
 _trains, _form = attrgetter("requires_grad"), attrgetter("shape", "dtype")
@@ -123,6 +127,24 @@ def compare_models(model: torch.nn.Module, world: World, plan: Mapping[str, obje
     largest = world.allreduce(torch.tensor([checksum, -checksum], device="cpu"), op="maximum")
     if int(largest[0]) != -int(largest[1]):
         raise MismatchError(difference(world.all_gather_object(description)))
+
+
+@torch.no_grad()
+def broadcast_all(tensors: Iterable[torch.Tensor], world: World) -> None:
+    """Copy rank 0's tensors to all ranks, in place. Short ones of a dtype and a device go together: a network has
+    hundreds, and each broadcast takes as long as its messages."""
+    short = defaultdict[tuple[torch.dtype, torch.device], list[torch.Tensor]](list)
+    for tensor in tensors:
+        if tensor.layout is torch.strided and tensor.nbytes <= MAX_SHORT_BYTES:
+            short[tensor.dtype, tensor.device].append(tensor)
+        else:
+            world.broadcast(tensor)
+    for alike in short.values():
+        for start in range(0, len(alike), MOST_TOGETHER):
+            some = alike[start : start + MOST_TOGETHER]
+            sent = world.broadcast(torch.cat([tensor.reshape(-1) for tensor in some]))
+            for tensor, content in zip(some, sent.split([tensor.numel() for tensor in some]), strict=True):
+                tensor.copy_(content.view(tensor.shape))
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> int:

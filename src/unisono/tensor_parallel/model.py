@@ -27,6 +27,7 @@ from unisono.reducer.bucket_memory import distinct
 from unisono.reducer.hooks import reducer_of
 from unisono.reducer.parameter_parts import UNSPLIT, ParameterParts, norm_of_all
 from unisono.reducer.reducer import Reducer
+from unisono.reducer.structure import broadcast_all
 from unisono.rules import BaseRule
 from unisono.tensor_parallel.layers import KINDS, ParallelLayer, WeightPart, become, parts_of, use_sample_dropout
 from unisono.tensor_parallel.layouts import GroupLink, SampleNumbers, exchange
@@ -223,12 +224,12 @@ def parameter_parts(model: nn.Module) -> ParameterParts:
 
 def agree_on_state(model: nn.Module, world: World) -> None:
     """Copy the weights and buffers of rank 0 to all ranks; a part of a split weight to the ranks that hold the same."""
-    parts, split = named_parts(model), split_of(model)
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            count = parts[id(tensor)][0].ranks if id(tensor) in parts else 1
-            alike = world.group_world(holders_of(split.groups[count])) if split and count > 1 else world
-            alike.broadcast(distinct(tensor))
+    parts, split, by_count = named_parts(model), split_of(model), dict[int, list[Tensor]]()
+    for tensor in (*model.parameters(), *model.buffers()):
+        by_count.setdefault(parts[id(tensor)][0].ranks if id(tensor) in parts else 1, []).append(distinct(tensor))
+    for count, tensors in by_count.items():
+        alike = world.group_world(holders_of(split.groups[count])) if split and count > 1 else world
+        broadcast_all(tensors, alike)
 
 
 def seed_dropout(model: nn.Module, seed: int, step: int, first: int | None = None) -> None:
