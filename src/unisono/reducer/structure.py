@@ -143,7 +143,7 @@ def broadcast_all(tensors: Iterable[torch.Tensor], world: World) -> None:
         for start in range(0, len(alike), MOST_TOGETHER):
             some = alike[start : start + MOST_TOGETHER]
             sent = world.broadcast(torch.cat([tensor.reshape(-1) for tensor in some]))
-            for tensor, content in zip(some, sent.split([tensor.numel() for tensor in some]), strict=True):
+            for tensor, content in zip(some, torch.split(sent, [tensor.numel() for tensor in some]), strict=True):
                 tensor.copy_(content.view(tensor.shape))
 
 
