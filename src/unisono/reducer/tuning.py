@@ -224,22 +224,26 @@ class Tuning:
         return any(self._adopt(result) for result in results)
 
     def _adopt(self, state: dict[str, Any]) -> bool:
-        setting = _setting_of(state["setting"])
-        alike = state["ranks"] == self._world.size and sorted(state["order"]) == sorted(self.order)
-        if not alike or setting.overlap not in self._overlaps or setting.bucket_bytes not in self._sizes:
+        order, setting = list(state["order"]), _setting_of(state["setting"])
+        alike = state["ranks"] == self._world.size and sorted(order) == sorted(self.order)
+        if not alike or not self._allows(setting, order):
+            return False
+        tried = {_setting_of(rival): steps for rival, steps in state.get("rivals", ())}  # older runs have none
+        self._rivals = {rival: steps for rival, steps in tried.items() if self._allows(rival, order)}
+        self.order, self.setting, self._rounds = order, setting, state.get("rounds", 0)
+        self._search, self.finished = self._try_rivals(), True
+        return True
+
+    def _allows(self, setting: Setting, order: Sequence[int]) -> bool:
+        """Return True for a setting that the rule's options allow, for parameters that become ready in this order."""
+        if setting.overlap not in self._overlaps or setting.bucket_bytes not in self._sizes:
             return False
         if setting.end_ratio not in end_ratios(setting.overlap, self._sizes, self._world.nodes):
             return False
-        buckets = range(len(self._memory.plan(state["order"], setting.bucket_bytes, setting.end_ratio)))
+        buckets = range(len(self._memory.plan(order, setting.bucket_bytes, setting.end_ratio)))
         if setting.sequence and sorted(setting.sequence) != list(buckets):
             return False
-        if setting.halves and sorted(setting.halves) != sorted(2 * [bucket + 1 for bucket in buckets]):
-            return False
-        self.order, self.setting = list(state["order"]), setting
-        self._rivals = {_setting_of(rival): steps for rival, steps in state.get("rivals", ())}  # older runs have none
-        self._rounds, self._search = state.get("rounds", 0), self._try_rivals()
-        self.finished = True
-        return True
+        return not setting.halves or sorted(setting.halves) == sorted(2 * [bucket + 1 for bucket in buckets])
 
     def _search_steps(self) -> Iterator[bool]:
         """Search for the setting. Each `yield` is a step: True where its setting is not that of the last one."""
