@@ -228,8 +228,7 @@ def agree_on_state(model: nn.Module, world: World) -> None:
     for tensor in (*model.parameters(), *model.buffers()):
         by_count.setdefault(parts[id(tensor)][0].ranks if id(tensor) in parts else 1, []).append(distinct(tensor))
     for count, tensors in by_count.items():
-        alike = world.group_world(holders_of(split.groups[count])) if split and count > 1 else world
-        broadcast_all(tensors, alike)
+        broadcast_all(tensors, world.group_world(holders_of(split.groups[count])) if split and count > 1 else world)
 
 
 def seed_dropout(model: nn.Module, seed: int, step: int, first: int | None = None) -> None:
