@@ -45,8 +45,8 @@ SETTINGS = (
 )
 AWAY_SECONDS = 15.0
 RATE_EPOCHS = 100
-"""Epochs of the runs whose rate is what a number of hosts could do: that of the second half, when the search and its
-trials have ended."""
+"""Epochs of the runs whose rate is what a number of hosts could do: that of the second half, when the search and all
+but the last trials have ended."""
 
 SETTLED_SECONDS = 3.0
 """Seconds after the first step of a generation before it is disturbed again."""

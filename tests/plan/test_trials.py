@@ -14,6 +14,7 @@ from unisono.plan.trials import (
     LARGEST_ERROR,
     MOST_RIVALS,
     NOMINAL_SHARE,
+    ROUND_STEPS,
     WIDER_SHARE,
     Trial,
     TrialChoice,
@@ -138,10 +139,14 @@ def test_rivals_are_those_that_a_trial_does_not_part_from_the_kept_setting() -> 
 
 def test_medians_decide_between_rivals_and_leave_out_the_slow() -> None:
     chain, none, funnel = EQUAL.setting, NONE.setting, ENDS.setting
-    assert rivals_left({chain: [0.03], none: [0.029], funnel: [0.033]}) == [chain, none, funnel], "3% decide nothing"
-    assert rivals_left({chain: [0.03], none: [0.028], funnel: [0.033]}) == [none, chain], "and a sixth is too slow"
-    assert rivals_left({chain: [0.03], none: [0.02, 0.04, 0.04]}) == [chain]
-    assert rivals_left({none: [0.03]}) == [none]
+    two = 2 * ROUND_STEPS
+    slow = {chain: two * [0.03], none: two * [0.029], funnel: two * [0.033]}
+    assert rivals_left(slow) == [chain, none, funnel], "3% decide nothing"
+    fast = {**slow, none: two * [0.028]}
+    assert rivals_left(fast) == [none, chain], "and a sixth is too slow"
+    assert rivals_left({chain: two * [0.03], none: ROUND_STEPS * [0.02] + (two - 1) * [0.04]}) == [chain]
+    once = {setting: steps[:ROUND_STEPS] for setting, steps in fast.items()}
+    assert rivals_left(once) == [chain, none, funnel], "a single round is a busy moment"
 
 
 STEPS = st.lists(st.floats(0.01, 1), min_size=4, max_size=6)

@@ -60,7 +60,8 @@ def test_a_rule_alone_has_its_first_setting() -> None:
     assert not rank.programs.next_step(deferred=False)
     assert rank.memory.count == 1
     setting = ["chain", 64, (), 2, (), 1]
-    assert rank.programs.tuning.state() == {"ranks": 1, "order": [2, 1, 0], "setting": setting, "others": []}
+    state = {"ranks": 1, "order": [2, 1, 0], "setting": setting, "rivals": [], "rounds": [0, 0], "others": []}
+    assert rank.programs.tuning.state() == state
 
 
 def test_buckets_follow_the_order_of_the_first_step() -> None:

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from unisono.errors import UsageError
-from unisono.reducer.structure import Structure, describe, difference, digest
+from unisono.reducer import structure
+from unisono.reducer.structure import Structure, broadcast_all, describe, difference, digest
 
 
 def make() -> nn.Sequential:
@@ -155,6 +156,37 @@ def test_buffers_count() -> None:
     module = nn.Module()
     module.register_buffer("mean", torch.zeros(2))
     assert describe(module) == ["buffer mean, (2,) of float32"]
+
+
+class Rank1:
+    """World of two ranks as rank 1 sees it, to which rank 0 sends ones; `sent` has what was broadcast at once."""
+
+    size = 2
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.sent.append(tensor.numel())
+        with torch.inference_mode():  # in which all tensors may be written
+            return tensor.fill_(1)
+
+
+def test_short_tensors_are_broadcast_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structure, "MOST_TOGETHER", 3)
+    weights = [torch.zeros(2, 3), torch.zeros(()), torch.zeros(0, 2), torch.zeros(3, 2).t(), torch.zeros(1 << 19)]
+    numbers = [torch.zeros(2, dtype=torch.complex64).conj(), torch.zeros((), dtype=torch.int64)]
+    with torch.inference_mode():
+        constant = torch.zeros(2)
+    frozen = nn.Parameter(torch.zeros(2))
+    world, all_of_them = Rank1(), [*weights, *numbers, constant, frozen]
+    broadcast_all(all_of_them, world)
+    assert world.sent == [1 << 19, 2, 6 + 1 + 0, 6 + 2, 2, 1], "long ones and constants alone, others by dtype"
+    assert all(bool((tensor == 1).all()) for tensor in all_of_them)
+    alone = Rank1()
+    alone.size = 1
+    broadcast_all(weights, alone)
+    assert alone.sent == []
 
 
 def test_a_digest_is_that_of_all_bits() -> None:

@@ -22,7 +22,7 @@ from unisono.plan.trials import ROUND_STEPS, steps_per_trial
 from unisono.processor import Counters
 from unisono.reducer import tuning as module
 from unisono.reducer.tuning import StepTimes, Tuning
-from unisono.rules import BSP, BaseRule, Exchange, Sharded
+from unisono.rules import BSP, BaseRule, DiLoCo, Exchange, Sharded
 from unisono.step import operations
 from unisono.step.costs import Computing, Cost
 from unisono.step.layout import Bucket
@@ -157,6 +157,15 @@ def fresh(
 ) -> Tuning:
     rule = kind(Exchange(bucket_bytes=bucket_bytes), overlap)
     return Tuning(Memory(), Ranks(size, nodes=nodes), Measured(HIDES, FAST), rule)
+
+
+def fresh_after(state: dict[str, Any], steps: int) -> Tuning:
+    """Return a Tuning that has gone on with a state for so many steps."""
+    tuning = fresh()
+    assert tuning.restore(json.loads(json.dumps(state)))
+    for _ in range(steps):
+        tuning.next_step(deferred=True)
+    return tuning
 
 
 def test_the_first_steps_follow_the_plan(tune: Tune) -> None:
@@ -302,13 +311,14 @@ def test_rivals_are_tried_again_by_turns_as_the_run_goes_on(tune: Tune, monkeypa
         steps.append(setting.overlap)
         return seconds.get(setting.overlap, 0.05) * (1.4 if len(steps) < 26 and len(steps) % 2 else 1.0)
 
-    course = tune(shows=AT_ONCE, takes=takes, steps=150)
+    course = tune(shows=AT_ONCE, takes=takes, steps=200)
     assert course.tried[:5] == ["none", "chain", "funnel", "concurrent", "none"]
-    later = ["none", "chain", "funnel", "chain", "none", "chain", "none", "chain", "none", "chain"]
-    assert course.tried[4:] == later, "the slowest rival is tried once, the others four times"
-    assert steps.count("funnel") == 1 + steps_per_trial(0.12) + 1 + ROUND_STEPS
-    assert "overlap chain, buckets of at most" in course.said[2]
-    assert re.search(r"from here on: none of .* 24.0 ms, chain of .* 21.0 ms, funnel of .* 30.0 ms", course.said[2])
+    later = ["none", *["chain", "funnel", "none"], *["chain", "funnel", "chain"], *["none", "chain"] * 2]
+    assert course.tried[4:] == later, "the slowest rival is tried twice, the others four times"
+    assert steps.count("funnel") == 1 + steps_per_trial(0.12) + 2 * (1 + ROUND_STEPS)
+    assert "overlap none, buckets of at most" in course.said[2], "one round decides nothing"
+    assert "overlap chain, buckets of at most" in course.said[3]
+    assert re.search(r"from here on: none of .* 24.0 ms, chain of .* 21.0 ms, funnel of .* 30.0 ms", course.said[3])
     assert course.tuning.state()["setting"][0] == "chain"
 
 
@@ -329,6 +339,20 @@ def test_a_run_that_resumes_goes_on_with_its_rivals(tune: Tune, monkeypatch: pyt
         assert again.state() == state
         used = [again.setting.overlap for _ in range(60) if again.next_step(deferred=True)]
         assert used[:2] == ["chain", "none"]
+        others = fresh("none"), fresh(kind=DiLoCo)
+        assert [other.restore(json.loads(json.dumps(state))) for other in others] == [True, True]
+        for other in others:  # an overlap that was given since then, and a rule whose steps are not alike
+            assert not any(other.next_step(deferred=True) for _ in range(60))
+
+
+def test_steps_before_a_checkpoint_count_for_the_next_round(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Generations of an elastic run may be shorter than the steps between two rounds."""
+    monkeypatch.setattr(module, "STEPS_BETWEEN_ROUNDS", 50)
+    seconds, wild = {"none": 0.1, "chain": 0.102}, itertools.count()
+    takes = lambda setting: seconds.get(setting.overlap, 0.2) * (1.0, 1.15)[next(wild) % 2]  # noqa: E731
+    state = tune(shows=AT_ONCE, takes=takes, steps=50).tuning.state()
+    begun = next(count for count in range(100) if fresh_after(state, count).setting.overlap == "chain")
+    assert 25 < begun < 45, "of 50 steps some were made before"
 
 
 def test_trials_on_shared_cores_keep_the_simplest_setting(tune: Tune) -> None:
@@ -454,6 +478,12 @@ def test_results_with_other_numbers_of_ranks_are_kept(tune: Tune) -> None:
     third = fresh(size=3)
     assert third.restore(json.loads(json.dumps(back.state())))
     assert third.setting == fewer.setting
+    state = third.state()
+    for size in [2, 3] * 5:  # it does not grow
+        turn = fresh(size=size)
+        assert turn.restore(json.loads(json.dumps(state)))
+        state = turn.state()
+    assert len(json.dumps(state)) == len(json.dumps(third.state()))
 
 
 def test_no_state_before_the_search_has_ended() -> None:

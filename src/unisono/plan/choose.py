@@ -212,16 +212,16 @@ def variants(candidate: Candidate, inputs: PredictionInputs) -> Iterator[Candida
     bucket costs ranks that share cores, and of the work beside a collective, which weighs most on the small buckets at
     both ends, a prediction knows nothing.
     """
-    setting = candidate.setting
-    for ratio in BUCKET_VARIANTS:
-        ends = setting.end_ratio if ratio < 1 else END_RATIOS[0]
-        other = setting._replace(bucket_bytes=int(setting.bucket_bytes * ratio), end_ratio=ends)
-        before, after = (len(inputs.buckets(each.bucket_bytes, each.end_ratio)) for each in (setting, other))
-        if other.bucket_bytes in sizes_of(inputs.rule) and before != after:
-            yield predicted(inputs, other)
+    setting, sizes = candidate.setting, sizes_of(inputs.rule)
     equal = setting._replace(end_ratio=END_RATIOS[0])
-    if setting != equal:
-        yield _best(inputs, [equal._replace(bucket_bytes=size) for size in sizes_of(inputs.rule)])
+    finer, coarser = (int(setting.bucket_bytes * ratio) for ratio in BUCKET_VARIANTS)
+    best = [_best(inputs, [equal._replace(bucket_bytes=size) for size in sizes])] if setting != equal else []
+    settings = [setting, *(other.setting for other in best)]
+    known = [inputs.buckets(each.bucket_bytes, each.end_ratio) for each in settings]
+    for other in (setting._replace(bucket_bytes=finer), equal._replace(bucket_bytes=coarser)):
+        if other.bucket_bytes in sizes and inputs.buckets(other.bucket_bytes, other.end_ratio) not in known:
+            yield predicted(inputs, other)
+    yield from best
 
 
 def predicted(inputs: PredictionInputs, setting: Setting) -> Candidate:

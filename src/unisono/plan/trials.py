@@ -12,10 +12,12 @@ equal buckets, the overlap of the first steps.
 **Rivals.** A fifth of a second is a busy moment of a machine, in which a setting may look a third slower than it is.
 Settings that such a trial does not part from the kept one are tried again with it, by turns, as the run goes on:
 
-    steps after the search    256    520    784   1,048      what they decide
+    steps between the rounds  256    256    256    256      what the second and later ones decide
     chain (kept)               8      8      8      8        the median of all of a setting's steps so far:
     none                       8      8      8      8          5% less than the kept one's: it is kept instead
-    funnel                     8      -      -      -          15% more: it is not tried again
+    funnel                     8      8      -      -          15% more: it is not tried again
+
+One round alone, of a quarter of a second for each, decides nothing.
 
 **Interval.** Where trials are as predicted, the predicted step is right within the largest error of 24 predictions from
 measured costs (`benchmarks/overlaps`). The next error of such a series is at most the largest of 24 before with
@@ -57,7 +59,7 @@ LEAST_TRIAL_STEPS, MOST_TRIAL_STEPS = 4, 6
 
 MOST_RIVALS, MOST_ROUNDS, ROUND_STEPS, STEPS_BETWEEN_ROUNDS = 3, 4, 8, 256
 """Largest number of settings that are tried again as a run goes on, the kept one among them, and of times that they
-are; steps of each that are measured then, and steps of the run before it."""
+are; steps of each that are measured then, after one that is not, and steps of the run before it."""
 
 LEAST_GAIN = 0.05
 """Difference of medians, relative to the kept setting's, from which a rival is kept in its place."""
@@ -134,7 +136,9 @@ def rivals(trials: Sequence[Trial], kept: Trial) -> list[Setting]:
 
 def rivals_left(steps: Mapping[Setting, Sequence[float]]) -> list[Setting]:
     """Return the setting to keep, then its rivals that are not clearly slower, by the seconds of all their steps; the
-    first one was kept so far."""
+    first one was kept so far. After a single round, all as they are."""
+    if min(map(len, steps.values())) <= ROUND_STEPS:
+        return [*steps]
     seconds = {setting: median(each) for setting, each in steps.items()}
     kept, best = next(iter(seconds)), min(seconds, key=lambda setting: seconds[setting])
     kept = best if seconds[best] < (1 - LEAST_GAIN) * seconds[kept] else kept

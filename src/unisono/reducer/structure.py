@@ -133,9 +133,12 @@ def compare_models(model: torch.nn.Module, world: World, plan: Mapping[str, obje
 def broadcast_all(tensors: Iterable[torch.Tensor], world: World) -> None:
     """Copy rank 0's tensors to all ranks, in place. Short ones of a dtype and a device go together: a network has
     hundreds, and each broadcast takes as long as its messages."""
+    if world.size == 1:
+        return
     short = defaultdict[tuple[torch.dtype, torch.device], list[torch.Tensor]](list)
     for tensor in tensors:
-        if tensor.layout is torch.strided and tensor.nbytes <= MAX_SHORT_BYTES:
+        is_short = tensor.layout is torch.strided and tensor.nbytes <= MAX_SHORT_BYTES
+        if is_short and not tensor.is_inference():  # into which nothing can be copied
             short[tensor.dtype, tensor.device].append(tensor)
         else:
             world.broadcast(tensor)

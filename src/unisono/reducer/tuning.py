@@ -179,7 +179,7 @@ class Tuning:
         """Order in which the gradients of the last step became ready; missing ones are at its end."""
         self._begins = deque[float](maxlen=1 + max(MOST_TRIAL_STEPS, ROUND_STEPS))
         self._rivals: dict[Setting, list[float]] = {}  # seconds of their steps as the run goes on; the kept one first
-        self._rounds = 0
+        self._rounds = self._steps_since = 0  # rounds of them, and steps since the last one
         self.finished = world.size == 1 or not memory.parameters or not is_searched(rule)
         """True once a setting is chosen."""
         self._search = iter(()) if self.finished else self._search_steps()
@@ -192,6 +192,11 @@ class Tuning:
         steps with one of its rivals."""
         chosen = None if self.choice is None else self.choice.candidate
         return chosen if chosen is not None and chosen.setting == self.setting else None
+
+    @property
+    def kept(self) -> Setting:
+        """Setting of the coming steps, but for trials."""
+        return next(iter(self._rivals), self.setting)
 
     def next_step(self, deferred: bool) -> bool:
         """Begin a step, while nothing is running. Return True where there is another setting from here on.
@@ -211,15 +216,14 @@ class Tuning:
         for a run that resumes; None where there is none yet."""
         results = [*self._other_results]
         if self.finished:
-            kept = next(iter(self._rivals), self.setting)
-            result = {"ranks": self._world.size, "order": list(self.order), "setting": list(kept)}
-            tried = [[list(setting), steps] for setting, steps in self._rivals.items()]
-            results.insert(0, {**result, "rivals": tried, "rounds": self._rounds})
+            result = {"ranks": self._world.size, "order": list(self.order), "setting": list(self.kept)}
+            stored = [[list(setting), steps] for setting, steps in self._rivals.items()]
+            results.insert(0, {**result, "rivals": stored, "rounds": [self._rounds, self._steps_since]})
         return {**results[0], "others": results[1:]} if results else None
 
     def restore(self, state: dict[str, Any]) -> bool:
         """Adopt the result of an earlier run with as many ranks. Return False if there is none that applies."""
-        results = [state, *state.get("others", ())]  # older runs have no others
+        results = [{**state, "others": ()}, *state.get("others", ())]  # older runs have no others
         self._other_results = [result for result in results if result["ranks"] != self._world.size]
         return any(self._adopt(result) for result in results)
 
@@ -228,9 +232,10 @@ class Tuning:
         alike = state["ranks"] == self._world.size and sorted(order) == sorted(self.order)
         if not alike or not self._allows(setting, order):
             return False
-        tried = {_setting_of(rival): steps for rival, steps in state.get("rivals", ())}  # older runs have none
-        self._rivals = {rival: steps for rival, steps in tried.items() if self._allows(rival, order)}
-        self.order, self.setting, self._rounds = order, setting, state.get("rounds", 0)
+        stored = state.get("rivals", ()) if is_searched(self._rule) else ()  # older runs have none
+        settings = {_setting_of(rival): steps for rival, steps in stored}
+        self._rivals = {rival: steps for rival, steps in settings.items() if self._allows(rival, order)}
+        self.order, self.setting, (self._rounds, self._steps_since) = order, setting, state.get("rounds", (0, 0))
         self._search, self.finished = self._try_rivals(), True
         return True
 
@@ -298,13 +303,15 @@ class Tuning:
     def _try_rivals(self) -> Iterator[bool]:
         """Try the kept setting and its rivals by turns, from time to time, and keep the fastest."""
         while len(self._rivals) > 1 and self._rounds < MOST_ROUNDS:
-            for _ in range(STEPS_BETWEEN_ROUNDS):
+            while self._steps_since < STEPS_BETWEEN_ROUNDS:
+                self._steps_since += 1
                 yield False
             took = self._rivals
             for setting, before in self._rivals.items():
                 took = {**took, setting: [*before, *(yield from self._timed(setting, ROUND_STEPS))]}
             kept, *others = rivals_left(took)
-            self._rivals, self._rounds = {setting: took[setting] for setting in (kept, *others)}, self._rounds + 1
+            self._rivals = {setting: took[setting] for setting in (kept, *others)}
+            self._rounds, self._steps_since = self._rounds + 1, 0
             if self._world.rank == 0:
                 again = (f"{_name(each)} of {_mib(each)} {_ms(median(steps))}" for each, steps in took.items())
                 self.log(f"overlap {_name(kept)}, buckets of at most {_mib(kept)}, from here on: {', '.join(again)}")

@@ -200,6 +200,9 @@ class RunForesight:
         if measurement is None:
             display.detail(f"{NO_MEASUREMENT}{reason_without_measurement(period, skip)}")
             return
+        if seal is not None and (kept := self._kept_instead(seal.prediction)):
+            display.log(f"the sealed prediction is not compared: as the run went on, {kept} was faster, and is kept")
+            seal = None
         digest = "" if seal is None else seal.digest
         totals = {"all_steps": self._all_steps, "timed": self._dropped + steps.shape[1], "wall": wall}
         measured = replace(measurement, skipped=skip, **totals, seal=digest, processor=use)
@@ -211,6 +214,12 @@ class RunForesight:
         name = os.path.relpath(seal.path.resolve(), ledger.parent.resolve())
         append(ledger, LedgerEntry(seal.prediction, measured, version("unisono"), run=name, digest=seal.digest))
         display.log(f"{summarize(seal.prediction, measured)}; by part: unisono plan --check {home}")
+
+    def _kept_instead(self, sealed: SealedPrediction) -> str:
+        """Return the setting, in words, that is kept in place of the one that a search has predicted; "" for none."""
+        kept, program = self.run.trainer.reducer.programs.tuning.kept, sealed.program
+        same = (kept.overlap, kept.bucket_bytes) == (program.overlap, program.bucket_bytes)
+        return "" if sealed.from_machine or same else f"overlap {kept.overlap}, buckets of {kept.bucket_bytes} bytes"
 
 
 def holds(sealed: SealedPrediction, facts: RunFacts) -> bool:

@@ -135,8 +135,6 @@ class Trainer:
         check_not_captured(self.device)
         inputs, labels = self._moved(inputs), self._moved(labels)
         reducer, samples, began = self.reducer, len(labels), time.perf_counter()
-        if self._timeline is not None and reducer.programs.tuning.chosen is not None:
-            self._timeline.begin_step(began, reducer.programs.tuning.chosen)
         waited = reducer.times.waiting
         total: float | torch.Tensor = 0.0
         reducer.control.samples = float(samples)
@@ -149,6 +147,8 @@ class Trainer:
             total = self._pass(inputs, labels)
         else:
             self._pass_without_samples()
+        if self._timeline is not None and reducer.programs.tuning.chosen is not None:
+            self._timeline.begin_step(began, reducer.programs.tuning.chosen)  # a backward pass may begin with another
         if not self._awaits:
             reducer.runner.wait()
         self.recorder.add("computing", time.perf_counter() - began - (reducer.times.waiting - waited))
