@@ -15,6 +15,7 @@ from unisono.errors import UsageError
 from unisono.foresight.compare import explain
 from unisono.foresight.ledger import LedgerEntry, changed_seals, ended_run, read
 from unisono.foresight.seal import read_measurement, read_seal, seals_of
+from unisono.reducer import tuning
 from unisono.training.checkpoint.files import load_newest
 from unisono.training.recipe import Recipe
 from unisono.training.run import TrainOptions, train
@@ -114,8 +115,9 @@ def test_a_resumed_run_adds_a_seal_and_keeps_the_first(group: World, packs: Path
 
 
 def test_a_search_predicts_once_it_has_ended(
-    group: World, packs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    group: World, packs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tuning, "STEPS_BETWEEN_ROUNDS", 1000)  # a rival may be kept, and the test below is for that
     home = group.call_on_root(lambda: tmp_path)
     train(searched(packs), group, TrainOptions(home / "run"))
 
@@ -155,6 +157,25 @@ def test_a_search_predicts_once_it_has_ended(
             assert (second.prediction, second.digest) == (first.prediction, first.digest)
 
         group.call_on_root(check_resumed)
+
+
+def test_a_prediction_is_not_compared_with_steps_of_a_rival_that_is_kept_instead(
+    group: World, packs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if group.size == 1:
+        pytest.skip("one rank searches nothing")
+    home = group.call_on_root(lambda: tmp_path)
+    monkeypatch.setattr(tuning, "STEPS_BETWEEN_ROUNDS", 1000)
+    monkeypatch.setattr(tuning.Tuning, "kept", tuning.Setting("funnel", 12345))
+    train(searched(packs), group, TrainOptions(home / "run"))
+
+    def check() -> None:
+        said = "is not compared: as the run went on, overlap funnel, buckets of 12345 bytes was faster, and is kept"
+        assert said in (home / "run/log.txt").read_text()
+        assert not (home / "ledger.jsonl").exists()
+        assert json.loads((home / "run/measurement.json").read_text())["seal"] == ""
+
+    group.call_on_root(check)
 
 
 @pytest.mark.parametrize(
