@@ -33,7 +33,6 @@ def made_on() -> str:
     return f"{processor().name} ({kernels}), PyTorch {torch.__version__}, unisono {_version()}"
 
 
-@cache
 def _version() -> str:
     try:
         return version("unisono")
