@@ -109,6 +109,7 @@ class Groups:
         self._folder, self._hosts, self._every = folder, hosts, options.every
         self._chance, self.away = random.Random(options.seed), -1
         self._logs = [(folder / f"commits-{group}").open("a+") for group in range(hosts)]
+        self._begun = [""] * hosts  # lines
         self.commits: list[Commit] = []
         self.made: list[dict[str, Any]] = []
         self._later: list[tuple[float, Any]] = []
@@ -129,8 +130,7 @@ class Groups:
                     self.processes[group] = self._start(group)
             while self._later and self._later[0][0] < time.time():
                 self._later.pop(0)[1]()
-            new = [Commit(float(t), int(s), int(n), int(q), sha, group)
-                   for group, log in enumerate(self._logs) for t, s, n, q, sha in map(str.split, log)]  # fmt: skip
+            new = [commit for group in range(self._hosts) for commit in self._read(group)]
             self.commits += new
             now = time.time()
             if new and end == float("inf"):
@@ -141,6 +141,12 @@ class Groups:
             elif disturbed and due < now < end and now > whole_since + SETTLED_SECONDS:
                 self._disturb()
                 whole_since, due = now, now + self._chance.expovariate(1 / self._every)
+
+    def _read(self, group: int) -> list[Commit]:
+        """Return what a group has committed since the last call. A line may be half written, or cut by a death."""
+        *lines, self._begun[group] = (self._begun[group] + self._logs[group].read()).split("\n")
+        rows = [row for row in map(str.split, lines) if len(row) == len(Commit._fields) - 1]
+        return [Commit(float(t), int(step), int(n), int(q), sha, group) for t, step, n, q, sha in rows]
 
     def _disturb(self) -> None:
         kind = self._chance.choice(["kill", "kill", "stop", "stop", "host"])
