@@ -26,6 +26,7 @@ from unisono.collectives.ready import Key, start_and_keep
 from unisono.collectives.socket_calls import MAX_FLAT_BYTES
 from unisono.collectives.staged import allreduce_staged, is_on_device, refuse_shared, refuse_unsupported
 from unisono.transports.exact import FORMATS, sum_over
+from unisono.transports.plan import by_copies
 from unisono.wires import EXACT
 
 MAX_FLAT_SHARED_BYTES = 4 << 10
@@ -93,10 +94,12 @@ def _start_first(
             tensor.copy_(allreduce(group, send_buffer(tensor), algorithm, wire, op))
         return
     address = tensor.data_ptr()
-    play = prepare(group, plan)(address, address)
+    prepared, anywhere = prepare(group, plan), None
     if address and (shared := group.find_shared(address, tensor.nbytes)) is not None:
         shared[1].plan(group.ready)  # cleared with the memory: other memory may follow at its address
-    start_and_keep(group, parameters, play, tensor)
+    elif planned == algorithm and plan[1:3] == ("flat", "windows") and 0 < tensor.nbytes <= MAX_FLAT_SHARED_BYTES:
+        anywhere = by_copies(prepared, tensor.nbytes)  # a loss or a message is a new tensor in each step
+    start_and_keep(group, parameters, prepared(address, address), tensor, anywhere=anywhere)
 
 
 def _sums_what_it_sees(group: Group, tensor: torch.Tensor) -> bool:

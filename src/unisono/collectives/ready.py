@@ -88,13 +88,20 @@ def start_ready(group: Group, parameters: Key, *tensors: torch.Tensor) -> bool:
 
 
 def start_and_keep(
-    group: Group, parameters: Key, play: Play, *tensors: torch.Tensor, checked_anywhere: bool = True
+    group: Group,
+    parameters: Key,
+    play: Play,
+    *tensors: torch.Tensor,
+    checked_anywhere: bool = True,
+    anywhere: Callable[[int, int], None] | None = None,
 ) -> None:
     """Carry a checked collective out by `play`, and keep it for later calls. The tensors are plain.
 
-    `checked_anywhere` is true if tensors at other addresses pass the same checks.
+    `checked_anywhere` is true if tensors at other addresses pass the same checks; `anywhere` carries the collective out
+    on those where `play` cannot.
     """
-    anywhere = play.func if checked_anywhere and isinstance(play, PlayAnywhere) else None
+    if checked_anywhere and isinstance(play, PlayAnywhere):
+        anywhere = play.func
     if anywhere is not None:
         group.ready.add_anywhere(parameters, anywhere, *tensors)
     if anywhere is None or len(tensors) == 1:  # a single tensor that comes again is found faster by its address

@@ -7,6 +7,7 @@ Ranks with equal plans do the same.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -84,6 +85,20 @@ class PlayAnywhere(partial[None]):
 def started(start: Callable[[int, int], None]) -> Prepared:
     """Return the prepared collective of a function of two addresses that carries it out."""
     return lambda source, target: PlayAnywhere(start, source, target)
+
+
+def by_copies(prepared: Prepared, nbytes: int) -> Callable[[int, int], None]:
+    """Return a function of two addresses that carries a short collective out on memory of its own, which it copies in
+    and out."""
+    memory = ctypes.create_string_buffer(nbytes)
+    play = prepared(ctypes.addressof(memory), ctypes.addressof(memory))
+
+    def start(source: int, target: int) -> None:
+        ctypes.memmove(memory, source, nbytes)
+        play()
+        ctypes.memmove(target, memory, nbytes)
+
+    return start
 
 
 def bytes_at(address: int, nbytes: int) -> Array:

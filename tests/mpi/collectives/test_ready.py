@@ -70,6 +70,18 @@ def test_another_view_of_the_same_memory_is_another_tensor(these: Group) -> None
         assert torch.equal(broadcast(these, view), expected)
 
 
+@pytest.mark.parametrize(("length", "op"), [(1, "sum"), (19, "sum"), (700, "maximum")])
+def test_new_short_tensors_are_reduced_as_the_first_one_was(these: Group, length: int, op: str) -> None:
+    held = [values(these.rank, turn, length) for turn in range(6)]
+    shared = these.empty(length, torch.float32).copy_(values(these.rank, 6, length))
+    for turn, tensor in enumerate([*held, shared]):
+        rows = [values(rank, turn, length) for rank in these.ranks]
+        expected = torch.stack(rows).sum(dim=0) if op == "sum" else rows[-1]
+        assert torch.equal(allreduce(these, tensor, op=op), expected)
+    if these.one_node:
+        assert len(these.ready) == min(1, these.size - 1), "one play, and a function of addresses"
+
+
 def test_few_are_kept(these: Group) -> None:
     memory = torch.zeros(MAX_READY + 10)
     for place in range(len(memory)):
