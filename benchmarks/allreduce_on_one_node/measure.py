@@ -32,20 +32,31 @@ SIZES = (
 )
 
 
-def contenders(world: unisono.World, nbytes: int) -> dict[str, Callable[[], object]]:
-    """Each contender sums float32 zeros in place, over all ranks; `copy` is the bound."""
+NEW_BYTES = 4 << 10
+"""Largest size at which new tensors are summed, too, as a loop's losses are: each once, so they are made before."""
+
+
+def contenders(world: unisono.World, nbytes: int, most_calls: int) -> dict[str, Callable[[], object]]:
+    """Each contender sums float32 zeros in place, over all ranks; `copy` is the bound. None is called more often."""
     count = nbytes // 4
     window = world.empty(count, torch.float32)
     anywhere, gloo = torch.zeros(count), torch.zeros(count)
     library = np.zeros(count, np.float32)
     source, target = np.zeros(count, np.float32), np.ones(count, np.float32)
-    return {
+    entries: dict[str, Callable[[], object]] = {
         "window": lambda: world.allreduce(window),
         "anywhere": lambda: world.allreduce(anywhere),
         "library": lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, library),
         "library, tensor": lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, anywhere.numpy()),
         "gloo": lambda: dist.all_reduce(gloo),
         "copy": lambda: np.copyto(target, source),
+    }
+    if nbytes > NEW_BYTES:
+        return entries
+    new, new_library = (iter([torch.zeros(count) for _ in range(most_calls)]) for _ in range(2))
+    return entries | {
+        "new tensors": lambda: world.allreduce(next(new)),
+        "library, new tensors": lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, next(new_library).numpy()),
     }
 
 
@@ -62,7 +73,7 @@ def measure(world: unisono.World, nbytes: int) -> dict[str, dict[str, float]]:
     """Median and quartiles, in microseconds a call, from the first rank's begin to the last rank's end."""
     calls = max(1, min(200, (20 << 20) // nbytes)) if world.size <= 2 else max(1, min(20, (4 << 20) // nbytes))
     repetitions = 15 if nbytes >= 16 << 20 else 41
-    entries = contenders(world, nbytes)
+    entries = contenders(world, nbytes, calls * repetitions + 2)
     for call in entries.values():
         time_once(world, call, 2)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in entries}

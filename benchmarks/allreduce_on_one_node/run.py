@@ -66,12 +66,27 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def table_of_new(results: dict[str, Any]) -> str:
+    """Medians and quartiles of sums of new tensors, a line for each size that has them."""
+    names = "new tensors", "library, new tensors"
+    lines = [f"{results['ranks']} ranks, a new tensor in each call", ""]
+    lines += ["| bytes | new tensors us (quartiles) | library, new tensors us | ratio |", "| ---: " * 4 + "|"]
+    for row in results["sizes"]:
+        if names[0] in row:
+            ours, library = (row[name] for name in names)
+            times = (
+                f"{ours['median_us']:.1f} ({ours['lower_us']:.1f}-{ours['upper_us']:.1f}) | {library['median_us']:.1f}"
+            )
+            lines.append(f"| {row['bytes']} | {times} | {library['median_us'] / ours['median_us']:.2f} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Measure, write, print."""
     results = {"machine": machine(), "runs": [run(ranks) for ranks in (2, 4)]}
     (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     for run_results in results["runs"]:
-        print(table(run_results), end="\n\n")
+        print(table(run_results), table_of_new(run_results), sep="\n\n", end="\n\n")
 
 
 if __name__ == "__main__":

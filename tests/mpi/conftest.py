@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -32,12 +31,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_WORLD] = init()
     if config.stash[_WORLD].rank:
         config.pluginmanager.unregister(name="terminalreporter")
-
-
-def pytest_collection_finish() -> None:
-    """What is there before the first test is not looked through again whenever garbage is collected."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -37,7 +37,7 @@ FOR_LONG = {
     ("words", "rows"),
     ("encoder", "heads"),
 }
-"""Networks and plans that train for 50 steps: one of each kind."""
+"""Networks and plans that train for 20 steps: one of each kind."""
 
 
 def sizes_of(group: World) -> list[int]:
@@ -50,7 +50,7 @@ def test_split_networks_have_the_losses_of_whole_ones(group: World, name: str, p
     case = CASES[name]
     longer, _ = alone(case, 12)
     assert sum(longer[-4:]) < sum(longer[:4]), "a network that learns nothing is like any other"
-    steps = 50 if (name, plan) in FOR_LONG else STEPS
+    steps = 20 if (name, plan) in FOR_LONG else STEPS
     expected, trained = alone(case, steps)
     for size in sizes_of(group):
         model = unisono.parallel(model_of(case), group, plan=with_sizes(case.plans[plan], size))
@@ -165,21 +165,21 @@ def accumulated(
 def test_layerwise_updates_of_split_layers(
     group: World, make: type[LARS] | type[LAMB], rate: float, name: str, plan: str
 ) -> None:
-    """LARS and LAMB have the norms of whole layers in a loop of one's own: 50 steps, half of them by an optimizer that
+    """LARS and LAMB have the norms of whole layers in a loop of one's own: 20 steps, half of them by an optimizer that
     was made before the split, which has passed its state to one that was made behind it."""
     case, own_world = CASES[name], group.split(group.rank)
     unsplit = unisono.parallel(split_model(model_of(case), own_world, {}), own_world)
     serial = make(unsplit.parameters(), rate, weight_decay=1e-3)
-    expected = accumulated(unsplit, serial, case, own_world, range(50))
+    expected = accumulated(unsplit, serial, case, own_world, range(20))
     assert sum(expected[-8::2]) < sum(expected[:8:2]), "a network that learns nothing is like any other"
     for size in sizes_of(group):
         model = model_of(case)
         before = make(model.parameters(), rate, weight_decay=1e-3)
         unisono.parallel(model, group, unisono.BSP(), before, plan=with_sizes(case.plans[plan], size))
-        numbers = accumulated(model, before, case, group, range(25))
+        numbers = accumulated(model, before, case, group, range(10))
         behind = make(model.parameters(), 1.0)
         behind.load_state_dict(before.state_dict())
-        numbers += accumulated(model, behind, case, group, range(25, 50))
+        numbers += accumulated(model, behind, case, group, range(10, 20))
         assert numbers == pytest.approx(expected, rel=1e-9), size
         weights, state = whole_state_dict(model), whole_optimizer_state(model, behind)
         if group.rank == 0:
