@@ -64,18 +64,17 @@ def partitioned_load(
         raise PackError(f"{index.folder} does not fit: {reason}; take Loader, which streams it, or more nodes")
     storage = read_storage(resolved, index, world)
     storage.give_stretches()
-    loader = Prefetcher(index, storage, transform, max(1, options.threads))
-    return InMemoryPartition(world, len(index), loader, seed)
+    return InMemoryPartition(Prefetcher(index, storage, transform, max(1, options.threads)), seed)
 
 
 class InMemoryPartition(Running):
     """Part of a training set in this rank's memory. Made by `partitioned_load`, by all ranks together."""
 
-    def __init__(self, world: World, samples: int, loader: Prefetcher, seed: int) -> None:
-        """Take the threads that decode from a storage of `samples` samples over all ranks."""
-        self._world, self._storage, self._loader, self._seed = world, loader.sampler, loader, seed
+    def __init__(self, loader: Prefetcher, seed: int) -> None:
+        """Take the threads that decode from a storage."""
+        self._storage, self._loader, self._seed = loader.sampler, loader, seed
         self._batch, self._draws, self._shuffles = 0, 0, 0
-        self.samples = samples
+        self.samples = loader.samples
         """Samples of the training set, over all ranks."""
 
     @property
@@ -94,10 +93,11 @@ class InMemoryPartition(Running):
         Not collective. A function of the seed, the rank and the calls before. Batches of one length are prepared in
         advance; a batch's memory is used again by the next call. Raises UsageError for more samples than are held.
         """
-        if not 0 < samples <= len(self.numbers):
+        held = len(self.numbers)
+        if not 0 < samples <= held:
             raise UsageError(
-                f"rank {self._world.rank} holds {len(self.numbers)} samples, of which a batch of {samples} was asked; "
-                f"take 1 to {len(self.numbers)}, or load more groups"
+                f"rank {self._storage.world.rank} holds {held} samples, of which a batch of {samples} was asked; take "
+                f"1 to {held}, or load more groups"
             )
         if self._running is None or samples != self._batch:
             self._stop()
@@ -122,6 +122,6 @@ class InMemoryPartition(Running):
 
     def _batches(self, samples: int) -> Generator[Batch]:
         """Return random batches without end. The crops of each draw of each rank are others."""
-        held, rank = self._storage.numbers.astype(np.int64), self._world.rank
+        held, rank = self._storage.numbers.astype(np.int64), self._storage.world.rank
         numbers = (random_draw(held, self._seed, rank, draw, samples) for draw in count(self._draws))
         return self._loader.batches(numbers, self._seed, count((rank + 1) << 40 | self._draws))

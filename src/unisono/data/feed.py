@@ -134,10 +134,7 @@ class Feed(FeedFacts):
         return self._test.in_turn(batch, alone)
 
     def own_batches(self, batch: int, step: int) -> Iterator[Batch]:
-        """Return batches of `batch` samples of this rank's own, without end, from its step `step` on. Not collective.
-
-        The rank visits all samples that it holds in an order of its own, then again in another.
-        """
+        """Return batches of `batch` samples of this rank's own, without end, from step `step` on. Not collective."""
         assert self._own, "the feed is that of ranks out of step"
 
         def draw(epoch: int, done: int) -> Numbers:
@@ -232,7 +229,6 @@ def check_on_all(folder: Path, local: str, world: World) -> None:
 
 
 MAX_CLASSES_NAMED = 5
-"""Number of differing classes that an error names."""
 
 
 def check_alike(train: Index, test: Index) -> None:
@@ -240,10 +236,8 @@ def check_alike(train: Index, test: Index) -> None:
     known, given = train.about, test.about
     if known.classes != given.classes:
         kind = find_kind(known.kind)
-        lacking, unknown = (
-            [name for name in classes if name not in set(compared)]
-            for classes, compared in ((known.classes, given.classes), (given.classes, known.classes))
-        )
+        ours, theirs = dict.fromkeys(known.classes), dict.fromkeys(given.classes)
+        lacking, unknown = [name for name in ours if name not in theirs], [name for name in theirs if name not in ours]
         differences = [f"it {verb} {_some(names)}" for verb, names in (("lacks", lacking), ("adds", unknown)) if names]
         raise PackError(
             f"{test.folder} has other {kind.class_words} than {train.folder}, the training set: "

@@ -230,7 +230,7 @@ class BatchDataset(IterableDataset[Any]):
         for inputs, labels in self._loader:
             if is_on_host(inputs):  # labels of texts lie in the memory of their inputs
                 inputs, labels = inputs.clone(), labels.clone()  # noqa: PLW2901
-            yield self._form(inputs, labels)
+            yield (inputs, labels) if self._names is None else dict(zip(self._names, (inputs, labels), strict=True))
             if self._loader.step >= len(self):
                 break
         self._leave_ended_epoch()
@@ -252,6 +252,3 @@ class BatchDataset(IterableDataset[Any]):
         """Begin the next epoch where no whole step is left: loops may count batches, and never ask for one more."""
         if self._loader.step >= len(self):
             self.set_epoch(self._loader.epoch + 1)
-
-    def _form(self, inputs: torch.Tensor, labels: torch.Tensor) -> Any:
-        return (inputs, labels) if self._names is None else dict(zip(self._names, (inputs, labels), strict=True))

@@ -33,7 +33,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from unisono.data.kinds import find_kind
-from unisono.data.order import DRAWS_PER_SAMPLE, CounterRNG, Numbers, Sampler, in_turn, uniform_numbers
+from unisono.data.order import DRAWS_PER_SAMPLE, CounterRNG, Numbers, Sampler, uniform_numbers
 from unisono.device import CopyStreams, choose_device, host_memory, module_of
 from unisono.engine import Closing, Observe, observed
 from unisono.errors import DecodeError, UsageError
@@ -50,7 +50,6 @@ PROCESSOR = torch.device(HOST)
 """Device of a rank that has no accelerator."""
 
 PREFETCHED_BATCHES = 2
-"""Number of batches that are prepared in advance."""
 
 STRETCHES = 4
 """Stretches of a batch for each thread: what a slow thread does not begin, the others do."""
@@ -176,9 +175,11 @@ class Reader(InputFacts, ABC):
         """Yield a batch for each array of numbers; with a seed as in training, changed at random."""
 
     def in_turn(self, batch: int, alone: bool = False) -> Generator[Batch]:
-        """Yield this rank's share of the samples, in batches of at most ceil(batch / ranks); if `alone`, of all."""
+        """Yield this rank's stretch of the samples, in batches of at most ceil(batch / ranks); if `alone`, all."""
         world = self.sampler.world
-        return self.batches(in_turn(self.samples, batch, *((0, 1) if alone else (world.rank, world.size))))
+        rank, ranks = (0, 1) if alone else (world.rank, world.size)
+        (start, stop), size = bounds(self.samples, ranks, rank), -(-batch // ranks)
+        return self.batches(np.arange(first, min(stop, first + size)) for first in range(start, stop, size))
 
     def stop(self) -> None:
         """Stop the threads: all that a rank does by itself if the others cannot be waited for."""

@@ -34,7 +34,6 @@ from numpy.typing import NDArray
 
 from unisono.errors import RecipeError
 from unisono.placement import Placement
-from unisono.schedules.pieces import bounds
 
 if TYPE_CHECKING:
     from unisono.world import World
@@ -142,10 +141,7 @@ def epoch_order(samples: int, batch: int, seed: int, epoch: int, shuffle: Shuffl
 
 
 def worker_order(numbers: Numbers, seed: int, worker: int, epoch: int) -> Numbers:
-    """Return the order in which one worker visits the samples `numbers` in an epoch of its own, int64.
-
-    Workers that are out of step share no order: each draws its own.
-    """
+    """Return the order in which one worker visits the samples `numbers` in an epoch of its own, int64."""
     return epoch_rng(seed, epoch, worker).permutation(numbers)
 
 
@@ -182,13 +178,6 @@ def share(order: Numbers, batch: int, step: int, rank: int, ranks: int, virtual:
     global_batch, virtual = order[step * batch : (step + 1) * batch], virtual or ranks
     start, stop = (len(global_batch) * (virtual * edge // ranks) // virtual for edge in (rank, rank + 1))
     return global_batch[start:stop]
-
-
-def in_turn(samples: int, batch: int, rank: int, ranks: int) -> Iterator[Numbers]:
-    """Yield a rank's stretch of the samples, as in a test: in batches of at most ceil(batch / ranks) samples."""
-    start, stop = bounds(samples, ranks, rank)
-    size = -(-batch // ranks)
-    return (np.arange(first, min(stop, first + size)) for first in range(start, stop, size))
 
 
 def ranks_of(samples: int, batch: int, ranks: int, virtual: int = 0) -> NDArray[np.int32]:

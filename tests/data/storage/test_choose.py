@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import pytest
@@ -68,7 +69,7 @@ def test_the_fullest_node_decides_and_is_named() -> None:
     )
 
 
-@pytest.mark.parametrize("unknown", [FreeMemory(1, None, 5), FreeMemory(1, 5, None), FreeMemory(1, None, None)])
+@pytest.mark.parametrize("unknown", [FreeMemory(1, inf, 5), FreeMemory(1, 5, inf), FreeMemory(1, inf, inf)])
 def test_without_the_memory_of_a_node_the_pack_is_partitioned(unknown: FreeMemory) -> None:
     chosen, reason = choose_storage(1, {1: 1}, [FreeMemory(1, GB, GB), unknown], DataOptions())
     assert chosen == DataOptions()
@@ -80,10 +81,10 @@ def test_the_first_that_fits_is_taken(pack: int, seats: list[tuple[int, int, int
     nodes, partition = nodes_of(seats), {each: pack * each // 2 for each in groups}
 
     def fits(each: int) -> bool:
-        return all(node.ranks * partition[each] <= MEMORY_SHARE * (node.free or 0) for node in nodes)
+        return all(node.ranks * partition[each] <= MEMORY_SHARE * node.free for node in nodes)
 
     chosen, _ = choose_storage(pack, partition, nodes, DataOptions())
-    if all(pack <= MEMORY_SHARE * (node.shared or 0) for node in nodes):
+    if all(pack <= MEMORY_SHARE * node.shared for node in nodes):
         assert chosen == REPLICATED
     elif fitting := [each for each in groups if fits(each)]:
         assert chosen == DataOptions(groups=max(fitting))
@@ -96,7 +97,7 @@ def test_more_memory_never_means_fewer_copies(
     pack: int, seats: list[tuple[int, int, int]], groups: list[int], more: int
 ) -> None:
     nodes, partition = nodes_of(seats), {each: pack * each // 2 for each in groups}
-    richer = [FreeMemory(node.ranks, (node.free or 0) + more, (node.shared or 0) + more) for node in nodes]
+    richer = [FreeMemory(node.ranks, node.free + more, node.shared + more) for node in nodes]
     before, after = (choose_storage(pack, partition, each, DataOptions())[0] for each in (nodes, richer))
     names = ("streamed", "partitioned", "replicated")
     earlier, later = ((names.index(each.storage), each.groups) for each in (before, after))
@@ -168,5 +169,5 @@ def test_windows_and_cache_stay_within_the_memory_that_may_be_used(
     assert 0 <= chosen.cache <= pack
     if chosen.cache:
         for node in nodes:
-            assert chosen.cache <= MEMORY_SHARE * (node.shared or 0)
-            assert chosen.cache + node.ranks * window <= MEMORY_SHARE * (node.free or 0)
+            assert chosen.cache <= MEMORY_SHARE * node.shared
+            assert chosen.cache + node.ranks * window <= MEMORY_SHARE * node.free

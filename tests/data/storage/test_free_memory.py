@@ -1,4 +1,5 @@
 import os
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,9 +33,9 @@ def limit(group: Path, most: str, taken: int, files: int) -> None:
     (group / "memory.stat").write_text(f"anon {taken - files}\nactive_file 1000\ninactive_file {files - 1000}\n")
 
 
-def check(*seats: tuple[int, int, int | None]) -> None:
+def check(*seats: tuple[int, int, float]) -> None:
     """As if the ranks had told their node, what they need, and what is free."""
-    told = [(*seat, None) for seat in seats]
+    told = [(*seat, inf) for seat in seats]
     check_free_memory(SimpleNamespace(node=0, all_gather_object=lambda own: told), 0)
 
 
@@ -86,12 +87,12 @@ def test_of_memory_that_is_shared_there_is_no_more_than_its_file_system_has(
 
 def test_nothing_is_refused_without_meminfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(free_memory, "MEMINFO", tmp_path / "none")
-    assert free_bytes() is None
+    assert free_bytes() == inf
     check_free_memory(SimpleNamespace(node=0, all_gather_object=lambda own: [own, own]), 1 << 60)
 
 
 def test_a_node_is_full_when_its_ranks_together_need_more_than_it_has() -> None:
-    check((0, 3 * GIGABYTE, 6 * GIGABYTE), (0, 3 * GIGABYTE, 6 * GIGABYTE), (1, 5 * GIGABYTE, None))
+    check((0, 3 * GIGABYTE, 6 * GIGABYTE), (0, 3 * GIGABYTE, 6 * GIGABYTE), (1, 5 * GIGABYTE, inf))
     with pytest.raises(PackError, match=r"node 1 has 5\.0 GB of memory free, but its ranks would hold 6\.0 GB"):
         check(*((node, 3 * GIGABYTE, (9 - 4 * node) * GIGABYTE) for node in (0, 1, 0, 1)))
     with pytest.raises(PackError, match=r"node 0 has 5\.0 GB"):

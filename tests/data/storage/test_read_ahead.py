@@ -139,8 +139,9 @@ def test_a_file_that_never_answers_is_an_error(
 
 def test_blocks_that_were_not_begun_are_not_read_after_the_end(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streamed, "JOIN_SECONDS", 0.01)
+    monkeypatch.setattr(streamed, "READING_THREADS", 1)
     disk.free.clear()
-    reader = ReadAhead(plan_of(*range(10)), disk.read, disk.name, 99, threads=1)
+    reader = ReadAhead(plan_of(*range(10)), disk.read, disk.name, 99)
     reader.stop()
     disk.free.set()
     for thread in reader._threads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,9 @@ def batches_of(feed: Feed) -> list[torch.Tensor]:
     return batches
 
 
-@pytest.mark.parametrize("shared", [1 << 40, 100, None])
+@pytest.mark.parametrize("shared", [1 << 40, 100, inf])
 def test_every_choice_gives_the_same_batches(
-    group: World, spread: World, packs: Path, shared: int | None, monkeypatch: pytest.MonkeyPatch
+    group: World, spread: World, packs: Path, shared: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     auto = DataOptions(pack=str(packs), storage="auto")
     for world in (group, spread):
@@ -35,7 +36,7 @@ def test_every_choice_gives_the_same_batches(
             (note,) = feed.notes
             assert set(world.all_gather_object(note)) == {note}
             groups = world.nodes if world.size % world.nodes == 0 else 1
-            partitioned = f"in {groups} groups" if groups > 1 and shared is not None else "over all ranks"
+            partitioned = f"in {groups} groups" if groups > 1 and shared != inf else "over all ranks"
             chosen = "replicated" if shared == 1 << 40 else f"partitioned {partitioned}"
             assert note.startswith(f"storage: {chosen}: ")
             assert all(torch.equal(batch, other) for batch, other in zip(batches_of(feed), expected, strict=True))

@@ -71,15 +71,12 @@ class SampleTransform(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of a converted sample in memory; the last dimension is the number of channels of the network."""
-        ...
 
     def into(self, out: torch.Tensor, file: memoryview, random: CounterRNG | None) -> None:
         """Convert one sample into `out`, of that shape; without `random`, as in validation. Raises DecodeError."""
-        ...
 
     def batch(self, memory: torch.Tensor) -> torch.Tensor:
         """Return a view of samples side by side, (samples, *shape), in the layout that the network takes."""
-        ...
 
 
 class SampleKind(ABC):

@@ -37,7 +37,7 @@ import math
 import wave
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -197,17 +197,12 @@ class AudioTransform:
         self.shape = options.windows, BANDS * (2 * options.context + 1)
         self._options = options
         self._around = np.arange(-options.context, options.context + 1)
-        self._spectra: dict[int, Spectrum] = {}
+        self._spectrum_of = cache(Spectrum)
 
     def into(self, out: torch.Tensor, file: memoryview, random: CounterRNG | None) -> None:
-        """Convert one recording into `out`, (windows, numbers), float32.
-
-        Without `random` it is converted as in validation. Raises DecodeError if the bytes are no recording.
-        """
+        """Convert one recording into `out`, (windows, numbers), float32."""
         samples, rate = read_wav(file)
-        if rate not in self._spectra:
-            self._spectra[rate] = Spectrum(rate)
-        frames = normalised(self._spectra[rate].frames(samples.mean(axis=1, dtype=np.float32) / INT16_SCALE))
+        frames = normalised(self._spectrum_of(rate).frames(samples.mean(axis=1, dtype=np.float32) / INT16_SCALE))
         windows = choose_windows(self._options, len(frames), random)
         frames[:, slice(*windows.bands)] = 0.0
         frames[slice(*windows.frames)] = 0.0

@@ -225,7 +225,6 @@ class ImageKind(SampleKind):
         return pixels_of(image, "L" if image.mode in GREY_MODES else "RGB")
 
     def is_grey(self, sample: Bytes) -> bool:
-        """Return True if the image's header has a grey mode."""
         from PIL import Image  # noqa: PLC0415
 
         from unisono.data.kinds.image_codec import GREY_MODES  # noqa: PLC0415

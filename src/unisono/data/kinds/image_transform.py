@@ -63,10 +63,7 @@ class ImageTransform:
         self._mean_image = np.divide(-mean_image, np.array(options.std, np.float32))  # empty without one
 
     def into(self, out: torch.Tensor, file: memoryview, random: CounterRNG | None) -> None:
-        """Convert one image into `out`, (size, size, channels), float32.
-
-        Without `random` it is converted as in validation. Raises DecodeError if the bytes are no image.
-        """
+        """Convert one image into `out`, (size, size, channels), float32."""
         size = self._options.size
         header = self._decoder.header(file)
         augmentation = choose_augmentation(self._options, header.width, header.height, random)

@@ -52,7 +52,6 @@ class About:
     """Description of a pack."""
 
     kind: str
-    """Name of the kind of its samples."""
     classes: tuple[str, ...]
     shape: tuple[int, ...] | None = None
     """Shape of raw samples."""
@@ -192,7 +191,6 @@ def content_of(column: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 MAX_CLASSES_LISTED = 20
-"""Number of classes that are listed one by one."""
 
 
 def describe(folder: Path) -> Iterator[str]:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -48,6 +48,11 @@ class EncodedSamples(NamedTuple):
     def each(self) -> list[NDArray[np.uint8]]:
         """Return a view of each sample."""
         return [self.data[begin:end] for begin, end in pairwise(self.offsets.tolist())]
+
+
+def views(data: Any, begins: NDArray[np.int64], lengths: NDArray[np.integer]) -> list[Any]:
+    """Return the parts of an array or a tensor that begin there and have these lengths."""
+    return [data[begin:end] for begin, end in zip(begins.tolist(), (begins + lengths).tolist(), strict=True)]
 
 
 def joined(samples: Sequence[NDArray[np.uint8]]) -> EncodedSamples:
@@ -84,12 +89,9 @@ class OpenStripes:
 
         Raises PackError if a stripe is missing, has another size than was written, or a checksum is wrong.
         """
-        begin = first
-        while begin < last:
-            stripe = int(self._index.stripe[begin])
-            stop = min(last, int(np.searchsorted(self._index.stripe, stripe, side="right")))
+        stripes, begins = np.unique(self._index.stripe[first:last], return_index=True)
+        for stripe, (begin, stop) in zip(stripes.tolist(), pairwise([*(first + begins).tolist(), last]), strict=True):
             yield from self._read(stripe, begin, stop)
-            begin = stop
 
     def close(self) -> None:
         """Close the stripes; one that is being read is closed after that."""
@@ -103,17 +105,16 @@ class OpenStripes:
         index, path = self._index, self._index.folder / self._index.about.stripes[stripe][0]
         try:
             with self._lent(stripe) as file:
-                begin = first
-                while begin < last:
-                    batch, row = int(index.batch[begin]), int(index.row[begin])
+                while first < last:
+                    batch, row = int(index.batch[first]), int(index.row[first])
                     (data, offsets), labels = file.samples(batch)
-                    inside = offsets[row : row + last - begin + 1]
+                    inside = offsets[row : row + last - first + 1]
                     rows = len(inside) - 1
                     held, wanted = (np.diff(inside), labels[row:][:rows]), (index.length, index.label)
-                    if rows <= 0 or not all(map(np.array_equal, held, (each[begin : begin + rows] for each in wanted))):
+                    if rows <= 0 or not all(map(np.array_equal, held, (each[first : first + rows] for each in wanted))):
                         raise PackError(f"{path}: batch {batch} is not what the index says; pack the data again")
                     yield EncodedSamples(data[inside[0] : inside[-1]], inside - inside[0])
-                    begin += rows
+                    first += rows
         except DAMAGE_ERRORS as error:
             raise PackError(f"{path} is damaged: {str(error).splitlines()[0]}; copy the pack again") from error
 

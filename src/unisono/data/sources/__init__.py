@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,7 +127,6 @@ def labelled_source(
     read: Callable[[int], bytes],
     where: Path,
     files: Sequence[Path],
-    **more: Any,
 ) -> Source:
     """Return the source of files with these names and the names of their classes.
 
@@ -140,7 +138,7 @@ def labelled_source(
         several = " and ".join(find_kind(each).plural for each in (kind, *others))
         raise PackError(f"{where} has {several} files; pack them one by one")
     classes, numbers = number_classes(labels)
-    return Source(kind, classes, keys, numbers, np.array(sizes, np.int64), read, None, files, **more)
+    return Source(kind, classes, keys, numbers, np.array(sizes, np.int64), read, None, files)
 
 
 def split_of(names: Iterable[str]) -> str:
@@ -217,6 +215,5 @@ def common_classes(
             raise PackError(
                 f"the {kind.plural} have several vocabularies; {kind.class_remedy}, or pack them one by one"
             )
-    classes, _ = number_classes([name for names in each for name in names])
-    number_of = {name: number for number, name in enumerate(classes)}
-    return classes, [np.array([number_of[name] for name in names], np.int64) for names in each]
+    classes, numbers = number_classes([name for names in each for name in names])
+    return classes, np.split(numbers, np.cumsum([len(names) for names in each])[:-1])

@@ -64,9 +64,6 @@ class Storage(Sampler, ABC):
 
 
 def read_storage(options: DataOptions, index: Index, world: World) -> Storage:
-    """Return the storage of a pack. Collective. Raises PackError on every rank.
-
-    The ranks of `world` share each batch.
-    """
+    """Return the storage of a pack. Collective. Raises PackError on every rank."""
     made: Storage = STORAGES.load(options.storage, PackError)(index, world, options)
     return made

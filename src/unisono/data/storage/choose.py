@@ -21,6 +21,7 @@ are in memory; a streamed pack has an order of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -50,10 +51,10 @@ def choose_storage(
     caches the bytes that are `wanted`, or for 0 what its memory takes. If the memory of a node is not known, the pack
     is partitioned over all ranks.
     """
-    if any(None in (node.free, node.shared) for node in nodes):
+    free, shared = [node.free for node in nodes], [node.shared for node in nodes]
+    if math.inf in (*free, *shared):
         unknown = "partitioned over all ranks: the free memory of the nodes is not known"
         return replace(wanted, storage=PARTITIONED), unknown
-    free, shared = [node.free or 0 for node in nodes], [node.shared or 0 for node in nodes]
     fits, usage = _compare([pack] * len(nodes), shared)
     if fits:
         return replace(wanted, storage=REPLICATED), f"replicated: a copy takes {usage} (shared memory)"
@@ -72,10 +73,7 @@ def choose_storage(
 
 
 def resolve_storage(options: DataOptions, index: Index, world: World) -> tuple[DataOptions, str]:
-    """Return the options with the storage that "auto" chooses, alike on every rank, and the reason. Collective.
-
-    The ranks of `world` share each batch.
-    """
+    """Return the options with the storage that "auto" chooses, alike on every rank, and the reason. Collective."""
     if options.storage != AUTO:
         return options, ""
     counts = [groups for groups in range(1, world.nodes + 1) if world.size % groups == 0]
@@ -86,13 +84,11 @@ def resolve_storage(options: DataOptions, index: Index, world: World) -> tuple[D
 
 def _cache_bytes(pack: int, nodes: Sequence[FreeMemory], window: int) -> int:
     """Return the bytes of a pack that each node can cache beside the windows of its ranks; 0 if they are too few."""
-    most = min(
-        min(MEMORY_SHARE * (node.free or 0) - node.ranks * window, MEMORY_SHARE * (node.shared or 0)) for node in nodes
-    )
+    most = min(min(MEMORY_SHARE * node.free - node.ranks * window, MEMORY_SHARE * node.shared) for node in nodes)
     return min(int(most), pack) if most >= MIN_CACHED_SHARE * pack else 0
 
 
-def _compare(needs: Sequence[int], free: Sequence[int]) -> tuple[bool, str]:
+def _compare(needs: Sequence[int], free: Sequence[float]) -> tuple[bool, str]:
     """Return True if each node's need is at most MEMORY_SHARE of its free bytes, and the fullest node in words."""
     fullest = max(range(len(needs)), key=lambda node: needs[node] / max(1, free[node]))
     need, available = needs[fullest], free[fullest]
@@ -100,5 +96,5 @@ def _compare(needs: Sequence[int], free: Sequence[int]) -> tuple[bool, str]:
     return need <= MEMORY_SHARE * available, usage
 
 
-def _size(nbytes: int) -> str:
+def _size(nbytes: float) -> str:
     return f"{nbytes / 1e9:,.1f} GB" if nbytes >= 10**9 else f"{nbytes / 1e6:,.1f} MB"

@@ -40,7 +40,6 @@ class FilesStorage(Storage):
         self._read = world.call_on_all(lambda: find_files(index, options.files))
 
     def samples(self, numbers: Numbers) -> Sequence[NDArray[np.uint8]]:
-        """Return the bytes of samples, each read when it is asked for."""
         return ReadsOnUse(self._read, numbers.tolist())
 
     def close(self) -> None:
@@ -51,7 +50,6 @@ class ReadsOnUse(Sequence[Bytes]):
     """Samples that are read when they are asked for, by the thread that decodes them."""
 
     def __init__(self, read: Callable[[int], Bytes], numbers: list[int]) -> None:
-        """Take the function that reads a sample by its number."""
         self._read, self._numbers = read, numbers
 
     def __len__(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,10 +22,10 @@ count the groups within it, too: of version 2, and of version 1, under `memory/`
 limit of nearly 2^63 is none."""
 
 
-def free_bytes(shared: bool = False) -> int | None:
-    """Return the bytes that processes of this node can still allocate (as shared memory); None without MEMINFO."""
+def free_bytes(shared: bool = False) -> float:
+    """Return the bytes that processes of this node can still allocate (as shared memory); infinity without MEMINFO."""
     if not MEMINFO.exists():
-        return None
+        return math.inf
     lines = dict(line.split(":") for line in MEMINFO.read_text().splitlines())
     free = [int(lines["MemAvailable"].split()[0]) * 1024, *_limits()]
     if shared and SHARED.exists():
@@ -53,12 +54,12 @@ def _limits() -> Iterator[int]:
 
 
 class FreeMemory(NamedTuple):
-    """Memory of a node in bytes; None where it is not known."""
+    """Memory of a node in bytes; infinity where it is not known."""
 
     ranks: int
-    free: int | None
+    free: float
     """Least that a rank there finds."""
-    shared: int | None
+    shared: float
     """Bytes of it that can be shared."""
     needed: int = 0
     """Bytes that its ranks need together."""
@@ -67,13 +68,11 @@ class FreeMemory(NamedTuple):
 def node_memory(world: World, needed: int = 0, freed: int = 0) -> list[FreeMemory]:
     """Return the memory of each node, on every rank; `needed` is this rank's need, and `freed` what its node will have
     free besides. Collective."""
-    free, shared = (nbytes if nbytes is None else nbytes + freed for nbytes in map(free_bytes, (False, True)))
-    seats = world.all_gather_object((world.node, needed, free, shared))
+    seats = world.all_gather_object((world.node, needed, free_bytes(False) + freed, free_bytes(True) + freed))
     nodes = list[FreeMemory]()
     for node in sorted({node for node, *_ in seats}):
-        needs, *memory = zip(*(seat[1:] for seat in seats if seat[0] == node), strict=True)
-        least, least_shared = (None if None in each else min(each) for each in memory)
-        nodes.append(FreeMemory(len(needs), least, least_shared, sum(needs)))
+        needs, free, shared = zip(*(seat[1:] for seat in seats if seat[0] == node), strict=True)
+        nodes.append(FreeMemory(len(needs), min(free), min(shared), sum(needs)))
     return nodes
 
 
@@ -82,7 +81,7 @@ def check_free_memory(world: World, nbytes: int, shared: bool = False) -> None:
     what = "shared memory" if shared else "memory"
     for index, node in enumerate(node_memory(world, nbytes)):
         free = node.shared if shared else node.free
-        if free is not None and node.needed > free:
+        if node.needed > free:
             raise PackError(
                 f"node {index} has {free / 1e9:.1f} GB of {what} free, but its ranks would hold "
                 f"{node.needed / 1e9:.1f} GB of the pack; start on more nodes, store the pack partitioned "

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.data.pack.index import Index
-from unisono.data.pack.stripe import EncodedSamples, joined
+from unisono.data.pack.stripe import EncodedSamples, joined, views
 from unisono.data.storage.sample_store import HEADER_BYTES, blocks_of, map_file
 from unisono.files import check_own
 from unisono.launch import MEMORY_VARIABLE
@@ -62,9 +62,7 @@ class LeftFile:
         """Yield the samples in these rows."""
         for first in range(0, len(rows), TAKEN_AT_ONCE):
             chosen = rows[first : first + TAKEN_AT_ONCE]
-            begins = self._begins[chosen]
-            ends = begins + self._sizes[chosen]
-            yield joined([self._memory[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)])
+            yield joined(views(self._memory, self._begins[chosen], self._sizes[chosen]))
 
 
 class LeftSamples:
@@ -103,11 +101,10 @@ class LeftSamples:
 
     def take(self, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.int32], Iterator[EncodedSamples]]:
         """Return the numbers of the samples that are wanted and were left on this host, and these samples."""
-        left, rows = wanted.copy(), list[NDArray[np.integer]]()
+        left, files = wanted.copy(), list[tuple[LeftFile, NDArray[np.integer]]]()
         for file in self._files.values():
-            rows.append(np.flatnonzero(left[file.numbers]))
+            files.append((file, np.flatnonzero(left[file.numbers])))
             left[file.numbers] = False
-        files = list(zip(self._files.values(), rows, strict=True))
         numbers = [np.empty(0, np.int32), *(file.numbers[chosen] for file, chosen in files)]
         return np.concatenate(numbers), (stretch for file, chosen in files for stretch in file.stretches(chosen))
 

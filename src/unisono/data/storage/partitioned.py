@@ -58,7 +58,7 @@ from numpy.typing import NDArray
 from unisono.data.options import DataOptions
 from unisono.data.order import Numbers, ranks_of, share
 from unisono.data.pack.index import Index
-from unisono.data.pack.stripe import read_samples
+from unisono.data.pack.stripe import read_samples, views
 from unisono.data.storage import Storage
 from unisono.data.storage.free_memory import check_free_memory, node_memory
 from unisono.data.storage.handing_over import LeftSamples, names_of
@@ -134,12 +134,10 @@ SPARE_DEVIATIONS = 5
 
 
 class PartitionPlan(NamedTuple):
-    """Store that takes the stretch of a pack which a member of a group reads."""
+    """Store that takes the stretch of a pack which a member of a group reads: `samples` and `blocks` of the largest."""
 
     samples: int
-    """Samples of the largest partition."""
     blocks: int
-    """Blocks of the largest partition."""
     block: int
     """Bytes of a block."""
     segments: int
@@ -182,7 +180,9 @@ class PartitionedStorage(Storage):
         self._group = world if options.groups == 1 else world.split(self.groups.group_of_rank[world.rank])
         plan = plan_partition(index.length, self.members, segment_bytes)
         names, left, owners = self._take_over(index, plan)
-        shared = self._can_share(plan.nbytes)
+        check_free_memory(world, plan.nbytes)
+        shareable = self._group.nodes == 1 and self._group.size > 1
+        shared = self._fits(plan.nbytes if shareable else 0) and shareable  # for a faster shuffle
         missing = np.flatnonzero(owners < 0)
         owners[missing] = ranks_of(len(missing), max(1, len(missing)), self.members)  # a stretch each
         assigned = owners == self._group.rank
@@ -272,16 +272,7 @@ class PartitionedStorage(Storage):
 
     def _fits(self, nbytes: int) -> bool:
         """Return True if shared memory holds `nbytes` of each rank, on all nodes."""
-        return all(node.shared is None or node.needed <= node.shared for node in node_memory(self.world, nbytes))
-
-    def _can_share(self, nbytes: int) -> bool:
-        """Return True if the group's stores of `nbytes` fit into its node's shared memory, for a faster shuffle.
-
-        Raises PackError on every rank if they do not fit into memory at all.
-        """
-        check_free_memory(self.world, nbytes)
-        shareable = self._group.nodes == 1 and self._group.size > 1
-        return self._fits(nbytes if shareable else 0) and shareable
+        return all(node.needed <= node.shared for node in node_memory(self.world, nbytes))
 
     def _index_rows(self) -> None:
         """Store the row of each sample that this rank holds, in the order of their numbers."""
@@ -315,10 +306,10 @@ def shuffle(store: SampleStore, owners: NDArray[np.integer]) -> None:
         for segment in plan.rounds:
             laid_out = side_by_side(sent[:, segment])
             store.copy_segment(segment, parts[segment], [out] * world.size, laid_out)
-            for kind in (0, 1):
+            for kind, memory in enumerate(store.own):
                 world.all_to_all_v(
-                    _parts(out[kind], laid_out[:, kind], sent[:, segment, kind]),
-                    _parts(store.own[kind], plan.destinations[:, segment, kind], received[:, segment, kind]),
+                    views(torch.from_numpy(out[kind]), laid_out[:, kind], sent[:, segment, kind]),
+                    views(torch.from_numpy(memory), plan.destinations[:, segment, kind], received[:, segment, kind]),
                 )
     store.set_segments(plan.cuts, not store.at_start)
 
@@ -339,11 +330,6 @@ def _transpose(world: World, array: NDArray[np.int64]) -> NDArray[np.int64]:
     """Send entry r of an array to rank r; return the entries received from all ranks."""
     swapped: NDArray[np.int64] = world.all_to_all(torch.from_numpy(np.ascontiguousarray(array))).numpy()
     return swapped
-
-
-def _parts(array: NDArray[np.generic], begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[torch.Tensor]:
-    tensor = torch.from_numpy(array)
-    return [tensor[begin : begin + size] for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True)]
 
 
 def side_by_side(sizes: Counts) -> Counts:

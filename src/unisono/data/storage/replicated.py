@@ -95,7 +95,6 @@ class ReplicatedStorage(Storage):
         self._window.sync()
 
     def samples(self, numbers: Numbers) -> list[NDArray[np.uint8]]:
-        """Return the bytes of samples that are held, as views of the shared memory."""
         stretches = np.searchsorted(self._firsts, numbers, side="right") - 1
         begins = self._begins[stretches] + self._ends[numbers] - self._ends[self._firsts[stretches]]
         ranges = zip(self._readers[stretches].tolist(), begins.tolist(), self._length[numbers].tolist(), strict=True)

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from unisono.data.kinds import Bytes
 from unisono.data.order import joined_ranges
-from unisono.data.pack.stripe import EncodedSamples
+from unisono.data.pack.stripe import EncodedSamples, views
 from unisono.data.storage.free_memory import check_free_memory
 from unisono.schedules.pieces import bounds
 from unisono.transports.window import Window, allocate_window
@@ -75,12 +75,7 @@ class SampleStore:
     """Samples of a rank. Creation, growth and freeing are collective over `world`."""
 
     def __init__(
-        self,
-        world: World,
-        lengths: NDArray[np.int32],
-        capacity: tuple[int, int] | Counts,
-        shared: bool,
-        names: Path | None = None,
+        self, world: World, lengths: NDArray[np.int32], capacity: Counts, shared: bool, names: Path | None = None
     ) -> None:
         """Allocate `capacity`, (samples, blocks), on each rank; `lengths` has the bytes of all samples of the pack.
 
@@ -146,10 +141,7 @@ class SampleStore:
 
     def samples(self, rows: NDArray[np.integer]) -> list[Bytes]:
         """Return the bytes of the samples in these rows, as views that are valid until samples are moved or freed."""
-        begins = self._begins[rows] * self.block
-        ends = begins + self.lengths[self.numbers[rows]]
-        memory = self.own.blocks.reshape(-1)
-        return [memory[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+        return views(self.own.blocks.reshape(-1), self._begins[rows] * self.block, self.lengths[self.numbers[rows]])
 
     def counts(self, to: NDArray[np.integer]) -> Counts:
         """Return rows and blocks for each rank in each segment, (ranks, segments, 2); sample i goes to rank to[i]."""
@@ -276,10 +268,8 @@ def block_of(lengths: NDArray[np.int32]) -> int:
         return MIN_BLOCK_BYTES
     if lengths.min() == lengths.max() > 0:
         return int(lengths[0])
-    return min(
-        MAX_BLOCK_BYTES,
-        max(MIN_BLOCK_BYTES, int(lengths.mean()) // BLOCKS_PER_SAMPLE // MIN_BLOCK_BYTES * MIN_BLOCK_BYTES),
-    )
+    wanted = int(lengths.mean()) // BLOCKS_PER_SAMPLE // MIN_BLOCK_BYTES * MIN_BLOCK_BYTES
+    return min(MAX_BLOCK_BYTES, max(MIN_BLOCK_BYTES, wanted))
 
 
 def blocks_of(lengths: NDArray[np.int32], block: int) -> NDArray[np.int32]:

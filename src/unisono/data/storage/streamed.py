@@ -91,7 +91,7 @@ class StreamedStorage(Storage):
         self._position: Position | None = None
         self._next: Future[tuple[Position, Numbers, ReadPlan]] | None = None  # the order, and what this rank reads
         self._ahead: ReadAhead | None = None
-        self._reader = self._read_ahead(self._plan(NOTHING), self._limit)
+        self._reader = ReadAhead(self._plan(NOTHING), self._read, self._name_of, self._limit)
 
     def order(self, seed: int, epoch: int, batch: int, shuffle: ShuffleOptions) -> Numbers:  # noqa: ARG002
         """Return the streamed order of an epoch; no samples move between ranks, so there is no interval."""
@@ -157,7 +157,7 @@ class StreamedStorage(Storage):
             self._next = pool.submit(self._prepare, *self._position)
             pool.shutdown(wait=False)
         if self._next.done() and self._reader.all_begun and 2 * self._reader.nbytes <= self._limit:
-            self._ahead = self._read_ahead(self._next.result()[2], self._limit // 2)
+            self._ahead = ReadAhead(self._next.result()[2], self._read, self._name_of, self._limit // 2)
 
     def _prepare(self, seed: int, epoch: int, batch: int) -> tuple[Position, Numbers, ReadPlan]:
         """Return the order and the plan of the epoch after this one."""
@@ -168,25 +168,19 @@ class StreamedStorage(Storage):
     def _begin(self, seen: Numbers) -> None:
         """Drop what was read, and read ahead for the samples `seen`."""
         self._reader.stop()
-        self._reader = self._read_ahead(self._plan(seen), self._limit)
+        self._reader = ReadAhead(self._plan(seen), self._read, self._name_of, self._limit)
 
     def _plan(self, seen: Numbers) -> ReadPlan:
         return plan_reads(self._blocks, seen, self._cached)
 
-    def _read_ahead(self, plan: ReadPlan, limit: int) -> ReadAhead:
-        """Return the player of a plan, which begins to read; `limit` is in bytes."""
-        blocks, index, cache = self._blocks, self._index, self._cache
+    def _read(self, block: int) -> Samples:
+        first, stop = int(self._blocks.firsts[block]), int(self._blocks.stops[block])
+        if self._cache is not None and self._cached[block]:
+            return self._cache.samples(np.arange(first, stop))
+        return [sample for stretch in self._stripes.read(first, stop) for sample in stretch.each()]
 
-        def read(block: int) -> list[NDArray[np.uint8]]:
-            first, stop = int(blocks.firsts[block]), int(blocks.stops[block])
-            if cache is not None and self._cached[block]:
-                return cache.samples(np.arange(first, stop))
-            return [sample for stretch in self._stripes.read(first, stop) for sample in stretch.each()]
-
-        def name_of(block: int) -> str:
-            return str(index.folder / index.about.stripes[int(blocks.stripes[block])][0])
-
-        return ReadAhead(plan, read, name_of, limit)
+    def _name_of(self, block: int) -> str:
+        return str(self._index.folder / self._index.about.stripes[int(self._blocks.stripes[block])][0])
 
 
 def choose_cached(nbytes: Numbers, allowed: int) -> NDArray[np.bool_]:
@@ -225,12 +219,7 @@ class ReadAhead:
     """Blocks of one plan, read by threads of its own."""
 
     def __init__(
-        self,
-        plan: ReadPlan,
-        read: Callable[[int], Samples],
-        name_of: Callable[[int], str],
-        limit: int,
-        threads: int = READING_THREADS,
+        self, plan: ReadPlan, read: Callable[[int], Samples], name_of: Callable[[int], str], limit: int
     ) -> None:
         """Begin to read. `read` returns the samples of a block and raises PackError; `name_of` names its file.
 
@@ -246,7 +235,9 @@ class ReadAhead:
         self._queue: SimpleQueue[tuple[int, Future[Samples]] | None] = SimpleQueue()
         self.nbytes = 0
         """Bytes of the blocks that have been read or are being read."""
-        self._threads = [threading.Thread(target=self._work, name="reading", daemon=True) for _ in range(threads)]
+        self._threads = [
+            threading.Thread(target=self._work, name="reading", daemon=True) for _ in range(READING_THREADS)
+        ]
         for thread in self._threads:
             thread.start()
         self._begin_to(reads_that_fit(plan.nbytes, 0, 0, limit))
@@ -259,13 +250,12 @@ class ReadAhead:
         """
         numbers = blocks.tolist()
         uses = Counter(numbers)
-        turns = {block: self._turns.get(block, -1) for block in uses}
-        self._begin_to(max(self._begun, 1 + max(turns.values(), default=-1)))
+        self._begin_to(1 + max((self._turns.get(block, -1) for block in uses), default=-1))
         # all are under way before the first is waited for
         reads = {block: self._reads.get(block) or self._submit(block) for block in uses}
         by_block = {block: read.result() if read.done() else self._wait(block, read) for block, read in reads.items()}
         for block in uses.keys() & self._reads.keys():
-            turn = turns[block]
+            turn = self._turns[block]
             self._left[turn] -= uses[block]
             if self._left[turn] <= 0:  # views that are in use keep their memory
                 del self._reads[block]
