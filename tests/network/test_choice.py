@@ -53,7 +53,7 @@ def test_it_is_the_first_of_the_cheapest(placement: Placement, network: Network,
 def test_no_estimate_is_below_the_least_cost(name: str, network: Network, nbytes: int) -> None:
     placement = regular(2, 4, 2 if name == "hierarchical" else 1)
     algorithm = find(name, placement).allreduce
-    least = float(least_cost(algorithm, placement, network).seconds(nbytes))
+    least = float(least_cost(algorithm, placement, network)(nbytes))
     assert 0 < least <= float(estimate(algorithm, placement, network, nbytes)) * (1 + 1e-12)
 
 

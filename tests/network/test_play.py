@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.network import Network, Uneven, shaped, simulate
-from unisono.network.simulate import fair_rates
+from unisono.network.traffic import fair_rates
 from unisono.placement import one_rank_per_node, regular
 from unisono.schedules import find, names
 from unisono.schedules.ring import ring

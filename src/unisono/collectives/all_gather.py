@@ -27,27 +27,18 @@ from functools import partial
 import torch
 
 from unisono.call import call_of
+from unisono.collectives.all_to_all import send_and_receive
 from unisono.collectives.checks import Checks, check_chunk, check_memory, check_output, check_parts
 from unisono.collectives.group import Group
-from unisono.collectives.payload import (
-    bytes_of,
-    copy_back,
-    flat_of,
-    move_dtype_of,
-    name_of,
-    nbytes_of,
-    receive_buffer,
-    send_buffer,
-)
+from unisono.collectives.payload import bytes_of, copy_back, flat_of, name_of, nbytes_of, receive_buffer, send_buffer
 from unisono.collectives.prepare import prepare
 from unisono.collectives.ready import carry_out, start_and_keep, start_ready
 from unisono.collectives.staged import is_on_device, on_host
 from unisono.errors import TensorError
 from unisono.schedules.pieces import bounds
 from unisono.transports.fused import staged_all_gather
-from unisono.transports.messages import Parcel
 from unisono.transports.plan import bytes_at
-from unisono.wires import EXACT, wire_of
+from unisono.wires import EXACT
 
 
 def all_gather(
@@ -71,9 +62,8 @@ def all_gather(
         check_output(group, out, "all_gather")
         check_chunk(group, "all_gather", shard, out, start)
         nbytes_of(shard)
-        move_dtype = move_dtype_of(out) if wire_of(wire, out.dtype) is None else out.dtype
         nbytes_of(out)
-        plan = group.plan("all_gather", algorithm, out, wire, op=None, move_dtype=move_dtype)
+        plan = group.plan("all_gather", algorithm, out, wire, op=None)
     buffer = receive_buffer(out)
     part, nbytes = flat_of(shard), shard.nbytes
     source, target, place = part.data_ptr(), buffer.data_ptr(), buffer.data_ptr() + start * out.dtype.itemsize
@@ -104,19 +94,14 @@ def all_gather_v(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tenso
         check_gather(group, tensor, parts)
     lengths = ", ".join(str(part.numel()) for part in parts)
     call = call_of(f"all_gather_v({lengths} x {name_of(tensor.dtype)})")
-    buffers = [receive_buffer(part) for part in parts]
-    contents = [bytes_of(buffer) for buffer in buffers]
-    content = send_buffer(tensor)
-    if content.data_ptr() != buffers[group.rank].data_ptr():
-        contents[group.rank][:] = bytes_of(content)
-    if group.size > 1 and group.uses_shared_memory(call):
-        parts_at = [(content.ctypes.data, len(content)) for content in contents]
-        carry_out(group, staged_all_gather(group.memory_for(call), call, parts_at))
+    content, buffers = send_buffer(tensor), [receive_buffer(part) for part in parts]
+    if (memory := group.shared_memory(call)) is not None:
+        if content.data_ptr() != buffers[group.rank].data_ptr():
+            bytes_of(buffers[group.rank])[:] = bytes_of(content)
+        parts_at = [(buffer.data_ptr(), buffer.nbytes) for buffer in buffers]
+        carry_out(group, staged_all_gather(memory, call, parts_at))
     else:
-        with group.enter_call(call) as fingerprint:
-            peers = [rank for rank in range(group.size) if rank != group.rank]
-            sends = (Parcel(rank, contents[group.rank]) for rank in peers)
-            group.deliver(sends, (Parcel(rank, contents[rank]) for rank in peers), call, fingerprint)
+        send_and_receive(group, dict.fromkeys(range(group.size), content), dict(enumerate(buffers)), call)
     copy_back(parts, buffers)
 
 

@@ -73,7 +73,7 @@ def all_to_all(
                 f"{tensor.dtype}"
             )
         check_memory(group, "all_to_all", [result], [tensor])
-        plan = group.plan("all_to_all", algorithm, tensor, op=None, move_dtype=torch.uint8)
+        plan = group.plan("all_to_all", algorithm, tensor, op=None)
     content, buffer = send_buffer(tensor), receive_buffer(result)
     if group.size == 1:
         bytes_of(buffer)[:] = bytes_of(content)
@@ -120,10 +120,10 @@ def send_and_receive(
     sent = {rank: bytes_of(part) for rank, part in sends.items()}
     expected = {rank: bytes_of(part) for rank, part in receives.items()}
     nothing = np.empty(0, np.uint8)
-    if group.size > 1 and group.uses_shared_memory(call):
+    if (memory := group.shared_memory(call)) is not None:
         ranks = range(group.size)
         outgoing, incoming = ([parts.get(rank, nothing) for rank in ranks] for parts in (sent, expected))
-        carry_out(group, partial(fused.all_to_all_v, group.memory_for(call), call, outgoing, incoming))
+        carry_out(group, partial(fused.all_to_all_v, memory, call, outgoing, incoming))
         return
     with group.enter_call(call) as fingerprint:
         if rooted:

@@ -82,7 +82,7 @@ def _start_first(
     with Checks(group, "allreduce"):
         nbytes_of(tensor)
         planned = algorithm
-        if wire == EXACT or (algorithm == AUTO and group.is_reduced_in_place(tensor, wire)):
+        if wire == EXACT or (algorithm == AUTO and wire is None and _is_reduced_in_place(group, tensor)):
             most = MAX_FLAT_SHARED_BYTES if group.one_node else MAX_FLAT_BYTES * (group.size == 2)  # two send once each
             planned = "flat" if tensor.nbytes <= most else "direct"
         plan = group.plan("allreduce", planned, tensor, wire, op)
@@ -102,12 +102,18 @@ def _start_first(
     start_and_keep(group, parameters, prepared(address, address), tensor, anywhere=anywhere)
 
 
+def _is_reduced_in_place(group: Group, tensor: torch.Tensor) -> bool:
+    """Return True if a tensor lies in the node's shared memory, and no table of the user's has another choice."""
+    free = group.one_node and ("allreduce", "one node") not in group.table.measured
+    return free and is_plain(tensor) and group.find_shared(tensor.data_ptr(), tensor.nbytes) is not None
+
+
 def _sums_what_it_sees(group: Group, tensor: torch.Tensor) -> bool:
     """Return True where a rank has the numbers of all ranks for a chunk, and sums them exactly without an exponent that
     all agree on: on one node, and through sockets."""
     if group.size == 1 or not tensor.is_cpu or tensor.dtype not in FORMATS or tensor.numel() == 0:
         return False
-    if group.uses_shared_memory(call_of("an exact sum")):
+    if group.shared_memory(call_of("an exact sum")) is not None:
         return True
     few = group.size <= MAX_EXACT_RANKS
     return few and group.plan("allreduce", "direct", tensor, EXACT).transport == "sockets"

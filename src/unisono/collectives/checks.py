@@ -103,10 +103,7 @@ def check_memory(
     in_place: Collection[tuple[int, int]] = (),
     allowed: Callable[[torch.Tensor, torch.Tensor], bool] = same_elements,
 ) -> None:
-    """Raise TensorError where an output shares memory with itself, with another output, or with an input.
-
-    `in_place` lists (output index, input index) pairs that may share memory if `allowed(output, input)` is true.
-    """
+    """Raise TensorError where an output shares memory with itself, or with another tensor, as `find_aliases` says."""
     for output in outputs:
         check_output(group, output, collective)
     if aliases := find_aliases(outputs, inputs, in_place, allowed):

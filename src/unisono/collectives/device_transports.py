@@ -167,12 +167,12 @@ def _backend_for(group: Group, device: torch.device) -> tuple[str, str]:
     empty where it can. Both are the same on all ranks."""
     name = _backend_name(device)
     devices = group.comm.allgather((name, identity_of(device) if name else ""))
-    if len({name for name, _ in devices}) > 1:
+    if not name or len({name for name, _ in devices}) > 1:
         return "", ""
     nodes = group.placement.nodes
     if len(nodes[0]) == 1 or len(set(map(len, nodes))) > 1:
-        return name, name and "a node has one rank, or another number of ranks than the others"
-    for node in nodes if name else ():
+        return name, "a node has one rank, or another number of ranks than the others"
+    for node in nodes:
         users: dict[str, int] = {}
         for rank in node:
             if (first := users.setdefault(devices[rank][1], rank)) != rank:

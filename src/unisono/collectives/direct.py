@@ -28,7 +28,7 @@ import torch
 from unisono.call import call_of
 from unisono.collectives.checks import Checks, check_chunk
 from unisono.collectives.group import Group
-from unisono.collectives.payload import flat_of, memory_of, move_dtype_of, put_back
+from unisono.collectives.payload import flat_of, memory_of, put_back
 from unisono.collectives.prepare import AUTO, PlanRequest, plan_of
 from unisono.device import is_on_host, module_of
 from unisono.errors import TensorError
@@ -80,9 +80,7 @@ def reduce_scatter_direct(group: Group, tensor: torch.Tensor, part: torch.Tensor
 
     Raises TensorError where `part` shares memory with `tensor` in any other place than that part.
     """
-    with Checks(group, "reduce_scatter"):
-        _check_part(group, part, tensor)
-        check_chunk(group, "reduce_scatter", part, tensor, group.rank * part.numel())
+    _check_part(group, "reduce_scatter", part, tensor)
     partial_sums = flat_of(tensor).clone()
     _play(group, "reduce_scatter", partial_sums, op)
     part.copy_(_own_chunk(group, partial_sums).view(part.shape))
@@ -94,9 +92,7 @@ def all_gather_direct(group: Group, part: torch.Tensor, out: torch.Tensor) -> No
 
     Raises TensorError where `part` shares memory with `out` in any other place than its own.
     """
-    with Checks(group, "all_gather"):
-        _check_part(group, part, out)
-        check_chunk(group, "all_gather", part, out, group.rank * part.numel())
+    _check_part(group, "all_gather", part, out)
     flat = flat_of(out)
     chunk = _own_chunk(group, flat)
     if chunk.data_ptr() != part.data_ptr():
@@ -109,12 +105,14 @@ def broadcast_direct(group: Group, tensor: torch.Tensor, root: int) -> None:
     _play(group, "broadcast", flat_of(tensor), None, "tree", root)
 
 
-def _check_part(group: Group, part: torch.Tensor, full: torch.Tensor) -> None:
-    if part.dtype != full.dtype or part.numel() * group.size != full.numel():
-        raise TensorError(
-            f"rank {group.rank}: {part.numel()} x {part.dtype} is not one of {group.size} equal parts of "
-            f"{full.numel()} x {full.dtype}"
-        )
+def _check_part(group: Group, collective: str, part: torch.Tensor, full: torch.Tensor) -> None:
+    with Checks(group, collective):
+        if part.dtype != full.dtype or part.numel() * group.size != full.numel():
+            raise TensorError(
+                f"rank {group.rank}: {part.numel()} x {part.dtype} is not one of {group.size} equal parts of "
+                f"{full.numel()} x {full.dtype}"
+            )
+        check_chunk(group, collective, part, full, group.rank * part.numel())
 
 
 def _own_chunk(group: Group, flat: torch.Tensor) -> torch.Tensor:
@@ -125,7 +123,7 @@ def _play(
     group: Group, collective: str, payload: torch.Tensor, op: str | None = None, algorithm: str = ASA, root: int = 0
 ) -> None:
     """Play a schedule of a collective on flat memory of a device; with `op` None it is only moved."""
-    asked = PlanRequest(collective, algorithm, payload.dtype, payload.nbytes, None, op, root, move_dtype_of(payload))
+    asked = PlanRequest(collective, algorithm, payload.dtype, payload.nbytes, None, op, root)
     plan = plan_of(asked, group.plans.choose(collective, algorithm, payload.nbytes))  # sockets reach no device
     program = group.plans.program(group.plans.schedule(plan))
     parts = collective in ("reduce_scatter", "all_gather")

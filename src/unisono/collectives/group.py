@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from unisono.call import BARRIER, WORDS_BYTES, Call, call_of, decode_words, difference, encode_words
-from unisono.collectives.payload import is_plain, name_of
+from unisono.collectives.payload import name_of
 from unisono.collectives.prepare import Plans
 from unisono.collectives.ready import MAX_READY, Ready
 from unisono.collectives.socket_calls import (
@@ -98,7 +98,7 @@ class Group:
         self._memory: NodeMemory | None = None
         self._memory_made = not self.one_node or self.size == 1
         self._trials = Trials(self)
-        self.plans = Plans(self.rank, placement, table, self._choose if self.size > 1 else None)
+        self.plans = Plans(self)
         self._socket_calls: list[SocketCalls | None] = []  # empty until they were asked for, as those below
         self._mailboxes: list[Mailboxes | None] = []
         self._cross_memory: list[CrossMemory | None] = []
@@ -110,35 +110,26 @@ class Group:
             dup._users.add(self)
             dup = dup._dup
 
-    def memory_for(self, call: Call) -> NodeMemory:
-        """Return the memory shared by the ranks of the one node; all make it together in the first call."""
-        self._make_memory(call)
-        assert self._memory is not None, "messages carry what is not compared by memory"
-        return self._memory
-
-    def uses_shared_memory(self, call: Call) -> bool:
-        """Return True if shared memory, made in the first call, compares the call; else the watch does."""
-        self._make_memory(call)
-        return self.one_node
-
-    def _make_memory(self, call: Call) -> None:
-        """Make the shared memory of one node in the first call of all ranks. Without enough memory, all data goes by
-        messages, and each rank counts as a node of its own."""
+    def shared_memory(self, call: Call) -> NodeMemory | None:
+        """Return the memory shared by the ranks of the one node, which compares the call; all make it together in the
+        first call. None for one rank and for several nodes, and where it is too little: then all data goes by messages,
+        and each rank counts as a node of its own."""
         if self._memory_made:
-            return
+            return self._memory
         self._memory_made = True
         self._memory = self._make_together(call, lambda: make_node_memory(self.comm, self.ranks, self.check))
         if self._memory is None:
             self.placement, self.one_node = one_rank_per_node(self.size), False
-            self.plans = Plans(self.rank, self.placement, self.table, self._choose)
+            self.plans = Plans(self)
         else:
             self._memory.signals.label_calls(self.label)
             self.calls.signals = self._memory.signals
+        return self._memory
 
     def plan(self, *arguments: Any, **named: Any) -> Plan:
         """Return the plan of a collective (`Plans.plan`). In the first call, errors come before a wait for others."""
         if not self._memory_made:
-            self._make_memory(self.plans.plan(*arguments, **named).call)
+            self.shared_memory(self.plans.plan(*arguments, **named).call)
         return self.plans.plan(*arguments, **named)
 
     @contextmanager
@@ -164,14 +155,9 @@ class Group:
         in_dup = None if self._dup is None else self._dup.find_shared(address, nbytes)
         return None if in_dup is None else (f"the dup's {in_dup[0]}", in_dup[1])
 
-    def is_reduced_in_place(self, tensor: torch.Tensor, wire: str | None) -> bool:
-        """Return True if a tensor lies in the node's shared memory, and no table of the user's has another choice."""
-        free = wire is None and self.one_node and ("allreduce", "one node") not in self.table.measured
-        return free and is_plain(tensor) and self.find_shared(tensor.data_ptr(), tensor.nbytes) is not None
-
-    def _choose(self, plan: Plan, named: bool) -> Choice:
-        """Return the best choice for a collective like `plan`, by measurement; where the algorithm is `named`, or an
-        exact sum's, the best transport. All ranks call it together."""
+    def choose(self, plan: Plan, named: bool) -> Choice:
+        """Return the best choice for a collective like `plan`, which has no wire or is an exact sum, by measurement;
+        where the algorithm is `named`, or an exact sum's, the best transport. All ranks call it together."""
         exact = plan.wire == EXACT
         keeps = named or exact
         if self.one_node:
@@ -205,7 +191,8 @@ class Group:
         """Return access to the memory of the ranks of the one node, which all make together in the first call; None on
         all ranks if the kernel, or UNISONO_CMA=off on a rank, forbids it."""
         if not self._cross_memory:
-            memory = self.memory_for(call)
+            memory = self.shared_memory(call)
+            assert memory is not None, "the ranks share a node"
             self.barrier(call)  # compares the calls; the library's barrier, which follows, does not
             self._cross_memory.append(self._make_together(call, lambda: open_cross_memory(self.comm, memory.signals)))
         return self._cross_memory[0]
@@ -213,7 +200,7 @@ class Group:
     def reads_other_processes(self) -> bool:
         """Return True if the ranks share a node and may read each other's memory. All call it together."""
         call = call_of("reads_other_processes()")
-        return self.uses_shared_memory(call) and self.cross_memory(call) is not None
+        return self.shared_memory(call) is not None and self.cross_memory(call) is not None
 
     @property
     def node_ranks(self) -> tuple[int, ...]:
@@ -271,13 +258,12 @@ class Group:
         if self.size == 1:
             yield 0
             return
-        self._make_memory(call)
-        description = call.description + self.label
-        outer = None if self.one_node else self.calls.begin(description, in_library=False)
+        memory, description = self.shared_memory(call), call.description + self.label
+        outer = self.calls.begin(description, in_library=False) if memory is None else None
         try:
-            if outer is None:
-                self.memory_for(call).signals.barrier(call)
-            yield 0 if outer is None else self.calls.fingerprint(description)
+            if memory is not None:
+                memory.signals.barrier(call)
+            yield self.calls.fingerprint(description) if memory is None else 0
         except BaseException as error:  # whatever it is
             self.interrupt()
             if outer is not None and self.watch is not None and isinstance(error, MismatchError):
@@ -293,16 +279,12 @@ class Group:
         """Enter a call that the MPI library carries out, once all ranks are known to be in it."""
         with self.enter_call(call):
             self.check_same_call(call)
-            outer = self.calls.begin(call.description + self.label, in_library=True)
-            try:
+            with self.calls.enter(call.description + self.label, in_library=True):
                 yield
-            finally:
-                self.calls.end(outer)
 
     def barrier(self, call: Call = BARRIER) -> None:
         """Wait until all ranks have entered the call `call`."""
-        memory = self._memory if self.one_node else None
-        sockets = self._socket_calls[0] if self._socket_calls and call is BARRIER else None
+        memory, sockets = self._memory, self._socket_calls[0] if self._socket_calls and call is BARRIER else None
         if memory is None and sockets is None:
             with self.enter_call(call):
                 self.check_same_call(call)
@@ -358,12 +340,12 @@ class Group:
     def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a flat, zeroed tensor: in shared memory if all ranks share a node, else in the rank's own memory."""
         call = call_of(f"empty({length} x {name_of(dtype)})")
-        if self.size == 1 or not self.uses_shared_memory(call):
+        if (memory := self.shared_memory(call)) is None:
             return torch.zeros(length, dtype=dtype, device="cpu")
         with self.enter_library_call(call):
             for group in self._users:
                 group.ready.clear()  # what was ordinary memory at an address may be shared now
-            return self.memory_for(call).empty(length, dtype)
+            return memory.empty(length, dtype)
 
     def free(self) -> None:
         """Free communicators and shared memory; called by all ranks together. A broken group is abandoned instead."""

@@ -17,7 +17,6 @@ broadcast or a gathering alone, and is then in an exchange of 16 bytes, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +87,8 @@ def _swap_order(bits: torch.Tensor) -> torch.Tensor:
 
 def by_library(group: Group, plan: Plan) -> Prepared:
     """Prepare a collective that the MPI library carries out."""
-    return _CALLS[plan.collective](group, plan)
+    reductions = {"allreduce": _reduce, "reduce": _reduce, "reduce_scatter": _reduce_scatter}
+    return reductions.get(plan.collective, _move)(group, plan)
 
 
 def _reduce(group: Group, plan: Plan) -> Prepared:
@@ -168,17 +168,6 @@ def _move(group: Group, plan: Plan) -> Prepared:
     return at
 
 
-_CALLS: Mapping[str, Callable[[Group, Plan], Prepared]] = {
-    "allreduce": _reduce,
-    "reduce_scatter": _reduce_scatter,
-    "all_gather": _move,
-    "broadcast": _move,
-    "all_to_all": _move,
-    "reduce": _reduce,
-}
-"""Functions that prepare the collectives of the library, by name."""
-
-
 def _tensor_at(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor over memory at an address, which the caller keeps alive."""
     return tensor_over(MPI.memory.fromaddress(address, length * dtype.itemsize), dtype)
@@ -187,7 +176,7 @@ def _tensor_at(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
 def _carries_check(group: Group, plan: Plan) -> bool:
     """Return True if the payload is short enough, of a supported dtype, and goes across nodes."""
     fit = plan.dtype in FINGERPRINT_BITS and 0 < plan.nbytes <= CHECKED_PAYLOAD_BYTES[-1]
-    return fit and not group.uses_shared_memory(plan.call) and group.size <= MAX_CHECKED_RANKS
+    return fit and group.shared_memory(plan.call) is None and group.size <= MAX_CHECKED_RANKS
 
 
 def _checked_sum(group: Group, length: int, dtype: torch.dtype, call: Call) -> Prepared:

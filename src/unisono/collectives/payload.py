@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -94,11 +93,11 @@ def put_back(tensor: torch.Tensor, result: torch.Tensor) -> None:
         tensor.detach().copy_(result.view(tensor.shape))
 
 
-def move_dtype_of(tensor: torch.Tensor) -> torch.dtype:
+def move_dtype_of(dtype: torch.dtype) -> torch.dtype:
     """Return a dtype of the same size that every transport supports, for tensors that are only moved."""
-    if tensor.dtype.itemsize not in MOVE_DTYPES:
-        raise TensorError(f"unsupported dtype: {tensor.dtype}, with elements of {tensor.dtype.itemsize} bytes")
-    return MOVE_DTYPES[tensor.dtype.itemsize]
+    if dtype.itemsize not in MOVE_DTYPES:
+        raise TensorError(f"unsupported dtype: {dtype}, with elements of {dtype.itemsize} bytes")
+    return MOVE_DTYPES[dtype.itemsize]
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -117,16 +116,6 @@ class _StridedArray:
         strides = tuple(stride * size for stride in tensor.stride())
         shape, data = tuple(tensor.shape), (tensor.data_ptr(), True)
         self.__array_interface__ = {"shape": shape, "strides": strides, "typestr": f"|V{size}", "data": data}
-
-
-class _ByteRange(NamedTuple):
-    """Range of bytes from a tensor's first element to its last."""
-
-    start: int
-    stop: int
-    written: bool
-    position: int
-    """Index among the outputs, or among the inputs."""
 
 
 def extent(tensor: torch.Tensor) -> tuple[int, int]:
@@ -197,27 +186,18 @@ def find_aliases(
 
     `in_place` lists (output index, input index) pairs that may share memory if `allowed(output, input)` is true.
     """
-    extents = sorted(map(extent, (*outputs, *inputs)))
-    if all(lower[1] <= upper[0] for lower, upper in pairwise(extents)):
+    tensors, read = [*inputs, *outputs], len(inputs)
+    ranges = sorted((*extent(tensor), index) for index, tensor in enumerate(tensors))
+    if all(lower[1] <= upper[0] for lower, upper in pairwise(ranges)):
         return ""
-    ranges = [_ByteRange(*extent(tensor), True, position) for position, tensor in enumerate(outputs)]
-    ranges += [_ByteRange(*extent(tensor), False, position) for position, tensor in enumerate(inputs)]
-    ranges.sort()
-    before: list[_ByteRange] = []  # those that reach to the next one
-    for this in ranges:
-        before = [earlier for earlier in before if earlier.stop > this.start]
-        for earlier in before:
-            if not (this.written or earlier.written):
-                continue
-            first, second = (earlier, this) if earlier.written else (this, earlier)
-            output, other = outputs[first.position], (outputs if second.written else inputs)[second.position]
-            if not second.written and (first.position, second.position) in in_place and allowed(output, other):
-                continue
-            if share_memory(output, other):
-                return " and ".join(sorted(map(_label_of, (earlier, this)), reverse=True))
-        before.append(this)
+    before: list[tuple[int, int]] = []  # those that reach to the next one
+    for start, stop, index in ranges:
+        before = [(end, earlier) for end, earlier in before if end > start]
+        for _, earlier in before:
+            first, last = sorted((earlier, index))
+            kept = first < read and (last - read, first) in in_place and allowed(tensors[last], tensors[first])
+            if last >= read and not kept and share_memory(tensors[last], tensors[first]):
+                labels = [f"output {at - read}" if at >= read else f"input {at}" for at in (first, last)]
+                return " and ".join(sorted(labels, reverse=True))
+        before.append((stop, index))
     return ""
-
-
-def _label_of(byte_range: _ByteRange) -> str:
-    return f"{'output' if byte_range.written else 'input'} {byte_range.position}"

@@ -12,7 +12,7 @@ sockets     any schedule across nodes: compiled, through sockets of the group   
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -20,12 +20,11 @@ import torch
 
 from unisono.call import call_of
 from unisono.collectives.library import by_library
-from unisono.collectives.payload import name_of
+from unisono.collectives.payload import move_dtype_of, name_of
 from unisono.errors import UsageError
 from unisono.mpi import MPI
-from unisono.network.choice import LIBRARY, Choice, ScheduleTable
+from unisono.network.choice import LIBRARY, Choice
 from unisono.network.pace import Pace, pace_of
-from unisono.placement import Placement
 from unisono.schedules import SCHEDULES, algorithm_of
 from unisono.schedules.numbering import renumber
 from unisono.schedules.pieces import bounds, cut_program
@@ -51,11 +50,8 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 
-MAX_PLANS = 4096
-"""Largest number of plans that are kept."""
-
-MAX_PREPARED = 256
-"""Largest number of prepared collectives that a group keeps."""
+MAX_PLANS, MAX_PREPARED = 4096, 256
+"""Largest numbers that a group keeps."""
 
 
 class PlanRequest(NamedTuple):
@@ -68,13 +64,11 @@ class PlanRequest(NamedTuple):
     wire: str | None
     op: str | None
     root: int
-    move_dtype: torch.dtype
-    """Dtype that replaces `dtype` if nothing is reduced."""
 
 
 def plan_of(asked: PlanRequest, choice: Choice) -> Plan:
-    """Return the plan of a collective that was chosen. Raises TensorError for what cannot be reduced."""
-    collective, _, dtype, nbytes, wire, op, root, move_dtype = asked
+    """Return the plan of a collective that was chosen. Raises TensorError for what cannot be reduced, or moved."""
+    collective, _, dtype, nbytes, wire, op, root = asked
     parts = [f"{nbytes // dtype.itemsize} x {name_of(dtype)}"]
     parts += [f"root {root}"] if collective in ("broadcast", "reduce") else []
     apart = choice.transport in ("cma", "sockets")  # a rank by other means is in another call
@@ -82,7 +76,9 @@ def plan_of(asked: PlanRequest, choice: Choice) -> Plan:
     parts += [f"op {op}"] if op not in ("sum", None) else []
     parts += [f"wire {wire}"] if wire is not None else []
     call = call_of(f"{collective}({', '.join(parts)})")
-    plan = Plan(collective, *choice, nbytes // move_dtype.itemsize, move_dtype, wire, op, root, call)
+    if op is None and wire_of(wire, dtype) is None:
+        dtype = torch.uint8 if collective == "all_to_all" else move_dtype_of(dtype)
+    plan = Plan(collective, *choice, nbytes // dtype.itemsize, dtype, wire, op, root, call)
     _ = plan.arithmetic  # raises for what cannot be reduced
     return plan
 
@@ -90,19 +86,10 @@ def plan_of(asked: PlanRequest, choice: Choice) -> Plan:
 class Plans:
     """Cache of the plans, schedules and programs of one rank of a group."""
 
-    def __init__(
-        self,
-        rank: int,
-        placement: Placement,
-        table: ScheduleTable,
-        measure: Callable[[Plan, bool], Choice] | None = None,
-    ) -> None:
-        """`measure` returns the best choice for a plan without a wire, or of an exact sum, and by True for one whose
-        algorithm is named; all ranks make it together."""
-        self._measure = measure
-        self._placement, self._table = placement, table
-        self._plans: dict[PlanRequest, Plan] = {}
-        self.program: Callable[[Algorithm], Program] = cache(lambda algorithm: algorithm(rank, placement.ranks))
+    def __init__(self, group: Group) -> None:
+        self._group, self._placement = group, group.placement
+        self._kept = lru_cache(MAX_PLANS)(self._make)
+        self.program: Callable[[Algorithm], Program] = cache(lambda algorithm: algorithm(group.rank, group.size))
         self._schedules: dict[tuple[str, str, int], Algorithm] = {}
 
     def schedule(self, plan: Plan) -> Algorithm:
@@ -121,28 +108,20 @@ class Plans:
         wire: str | None = None,
         op: str | None = "sum",
         root: int = 0,
-        move_dtype: torch.dtype | None = None,
     ) -> Plan:
-        """Return the plan of a collective on a payload like `tensor`. With `op` None it is only moved, as `move_dtype`.
+        """Return the plan of a collective on a payload like `tensor`. With `op` None it is only moved.
 
         Raises TensorError for a dtype, an op or a wire that is not supported, UsageError for an unknown name.
         """
-        asked = PlanRequest(
-            collective, algorithm, tensor.dtype, tensor.nbytes, wire, op, root, move_dtype or tensor.dtype
-        )
-        if asked not in self._plans:
-            if len(self._plans) == MAX_PLANS:
-                self._plans.clear()
-            self._plans[asked] = self._make(asked)
-        return self._plans[asked]
+        return self._kept(PlanRequest(collective, algorithm, tensor.dtype, tensor.nbytes, wire, op, root))
 
     def _make(self, asked: PlanRequest) -> Plan:
         collective, algorithm, dtype, nbytes, wire, *_ = asked
         narrow = wire_of(wire, dtype)
         sent = nbytes if narrow is None else narrow.nbytes(nbytes // dtype.itemsize)
         choice = self.choose(collective, algorithm, sent, encoded=narrow is not None)
-        if self._measure is not None and (wire == EXACT or wire is None):
-            return plan_of(asked, self._measure(plan_of(asked, choice), algorithm != AUTO))
+        if self._group.size > 1 and wire in (None, EXACT):
+            return plan_of(asked, self._group.choose(plan_of(asked, choice), algorithm != AUTO))
         blocks = narrow is not None and not narrow.elementwise and choice.algorithm != LIBRARY
         if blocks and not cuts_alike(algorithm_of(choice.algorithm, collective, self._placement), self._placement):
             if algorithm != AUTO:
@@ -156,7 +135,7 @@ class Plans:
     def choose(self, collective: str, algorithm: str, nbytes: int, encoded: bool = False) -> Choice:
         """Return the algorithm and the transport of a collective for a payload of `nbytes` encoded bytes."""
         if algorithm == AUTO:
-            algorithm, transport = self._table.choose(collective, self._placement, nbytes, encoded)
+            algorithm, transport = self._group.table.choose(collective, self._placement, nbytes, encoded)
         else:
             transport = "windows" if self._placement.one_node else "messages"
         if algorithm == LIBRARY:
@@ -186,7 +165,8 @@ def prepare(group: Group, plan: Plan) -> Prepared:
 def by_windows(group: Group, plan: Plan) -> Prepared:
     """Prepare a collective within one node in its fused form; schedules that have none go by messages."""
     fused = FUSED.get((plan.collective, plan.algorithm))
-    return by_messages(group, plan) if fused is None else fused(group.memory_for(plan.call), plan, group.find_shared)
+    memory = group.shared_memory(plan.call)
+    return by_messages(group, plan) if fused is None or memory is None else fused(memory, plan, group.find_shared)
 
 
 def by_cross_memory(group: Group, plan: Plan) -> Prepared:
@@ -247,14 +227,12 @@ def _played(
     def play_at(address: int, fingerprint: int, *kept: object) -> None:
         memory = MPI.memory.fromaddress(address, plan.nbytes)
         messages = MessageTransport(group.messages, memory, arithmetic, plan.encoding, fingerprint)
-        by_peer: list[Transport] = [messages] * group.size
-        near: Transport | None = None
+        near: Transport = messages
         if within is not None:
             near = MailboxTransport(within[0], node_ranks, within[1], memory, itemsize, arithmetic, fingerprint)
         elif wire_between_nodes:
             near = MessageTransport(group.messages, memory, arithmetic, None, fingerprint)
-        if near is not None:
-            by_peer = [near if rank in node_ranks else messages for rank in range(group.size)]
+        by_peer: list[Transport] = [near if rank in node_ranks else messages for rank in range(group.size)]
         wait = partial(wait_until, check_interrupt=group.check, max_sleep_seconds=pace.max_sleep_seconds)
         rounds = Rounds(group.rank, arithmetic.view(memory), arithmetic, by_peer, wait)
         try:
@@ -265,7 +243,7 @@ def _played(
             raise
 
     begin, end = (itemsize * bound for bound in bounds(plan.length, group.size, group.rank))
-    loses = plan.collective == "reduce_scatter" or (plan.collective == "reduce" and group.rank != plan.root)
+    loses = is_overwritten(plan, group.rank)
 
     def start(source: int, target: int) -> None:
         with group.enter_call(plan.call) as fingerprint:
@@ -280,6 +258,11 @@ def _played(
                 bytes_at(target, end - begin)[:] = scratch[begin:end]
 
     return started(start)
+
+
+def is_overwritten(plan: Plan, rank: int) -> bool:
+    """Return True where partial sums overwrite what the call leaves as it is: on all ranks but the root of a reduce."""
+    return plan.collective == "reduce_scatter" or (plan.collective == "reduce" and rank != plan.root)
 
 
 def _parcels(group: Group, plan: Plan, program: Program) -> Prepared:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from unisono.collectives.group import Group
 
 MAX_READY = 1024
-"""Largest number of collectives that a group keeps."""
 
 Key = tuple[Any, ...]
 """All that determines a collective: its name and parameters, and the addresses, lengths and dtypes of its tensors."""
@@ -45,7 +44,7 @@ class ReadyInPython:
         if (play := self._plays.get(key)) is not None:
             play()
             return True
-        start = self._starts.get(_without_addresses(key, parameters))
+        start = self._starts.get(_key_of(parameters, tensors, addressed=False))
         if start is not None:
             start(tensors[0].data_ptr(), tensors[-1].data_ptr())
         return start is not None
@@ -61,8 +60,8 @@ class ReadyInPython:
         """Keep a function of the first and the last one's address for all plain tensors of these lengths, dtypes."""
         if len(self._starts) == self._largest:
             self._starts.clear()
-        if key := _key_of(parameters, tensors):
-            self._starts[_without_addresses(key, parameters)] = start
+        if key := _key_of(parameters, tensors, addressed=False):
+            self._starts[key] = start
 
     def clear(self) -> None:
         self._plays.clear()
@@ -118,12 +117,7 @@ def carry_out(group: Group, play: Play, *tensors: torch.Tensor) -> None:
         raise
 
 
-def _without_addresses(key: Key, parameters: Key) -> Key:
-    first = len(parameters)
-    return tuple(None if index >= first and (index - first) % 3 == 0 else value for index, value in enumerate(key))
-
-
-def _key_of(parameters: Key, tensors: tuple[torch.Tensor, ...]) -> Key:
+def _key_of(parameters: Key, tensors: tuple[torch.Tensor, ...], addressed: bool = True) -> Key:
     """Return the key of a collective; an empty one, for which nothing is kept, unless the tensors are plain."""
     key = [*parameters]
     for tensor in tensors:
@@ -131,5 +125,5 @@ def _key_of(parameters: Key, tensors: tuple[torch.Tensor, ...]) -> Key:
             return ()
         if not is_plain(tensor) or (tensor.numel() and not tensor.data_ptr()):  # a wrapper of other tensors
             return ()
-        key += tensor.data_ptr(), tensor.numel(), tensor.dtype
+        key += tensor.data_ptr() if addressed else None, tensor.numel(), tensor.dtype
     return tuple(key)

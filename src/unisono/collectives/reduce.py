@@ -22,7 +22,7 @@ import torch
 from unisono.call import call_of
 from unisono.collectives.checks import Checks, check_output, check_root
 from unisono.collectives.group import Group
-from unisono.collectives.payload import move_dtype_of, name_of, nbytes_of, put_back, send_buffer
+from unisono.collectives.payload import name_of, nbytes_of, put_back, send_buffer
 from unisono.collectives.prepare import prepare
 from unisono.collectives.ready import start_and_keep, start_ready
 from unisono.collectives.staged import is_on_device, on_host
@@ -54,9 +54,9 @@ def reduce(group: Group, tensor: torch.Tensor, root: int, op: str = "sum") -> No
     named = "" if op == "sum" else f", op {op}"
     call = call_of(f"reduce({tensor.numel()} x {name_of(tensor.dtype)}, root {root}{named})")
     sent = send_buffer(tensor)
-    if group.uses_shared_memory(call):
+    if (memory := group.shared_memory(call)) is not None:
         plan = Plan("reduce", "direct", "windows", sent.numel(), tensor.dtype, None, op, root, call)
-        play = staged_reduce(group.memory_for(call), plan, sent.data_ptr(), root)
+        play = staged_reduce(memory, plan, sent.data_ptr(), root)
     else:
         play = prepare(group, group.plan("reduce", "auto", tensor, op=op, root=root))(sent.data_ptr(), sent.data_ptr())
     start_and_keep(group, parameters, play, sent)
@@ -77,8 +77,7 @@ def broadcast(group: Group, tensor: torch.Tensor, root: int = 0, algorithm: str 
         if group.rank != root:
             check_output(group, tensor, "broadcast")
         nbytes_of(tensor)
-        move_dtype = move_dtype_of(tensor)
-        plan = group.plan("broadcast", algorithm, tensor, op=None, root=root, move_dtype=move_dtype)
+        plan = group.plan("broadcast", algorithm, tensor, op=None, root=root)
     if group.size == 1:
         return tensor
     sent = send_buffer(tensor)

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from unisono.call import BARRIER, Call, call_of
+from unisono.collectives.prepare import is_overwritten
 from unisono.collectives.trials import choices_file, keep_choice, read_choices
 from unisono.mpi import MPI
 from unisono.network.choice import LIBRARY
@@ -173,70 +174,58 @@ def answer_for(few_messages: float, few_rounds: float, library: float) -> int:
 
 
 def open_socket_calls(group: Group) -> SocketCalls | None:
-    """Connect the ranks of a group; they call it together. Return None on all where the MPI library is as fast."""
-    sockets = open_sockets(group.comm)
-    if sockets is None:
+    """Connect the ranks of a group; they call it together. Return None on all where the MPI library is as fast.
+
+    The answer is kept in the file of this machine's choices: sums have other orders, and later runs have the bits of
+    this one.
+    """
+    if (sockets := open_sockets(group.comm)) is None:
         return None
-    calls = SocketCalls(group, sockets)
-    if calls.choose():
-        return calls
-    sockets.close()
-    return None
+    few_messages, few_rounds = (SocketCalls(group, sockets, fewer_rounds) for fewer_rounds in (False, True))
+    path = choices_file(group.size, reads=False, compiled=True)
+    kept = read_choices(path).get(ENTRY) if group.rank == 0 else None
+    known = np.array([ANSWERS.index(kept) if kept in ANSWERS else -1, os.environ.get(VARIABLE) == "on"], np.int64)
+    group.comm.Allreduce(MPI.IN_PLACE, known, MPI.MAX)
+    answer, forced = int(known[0]), bool(known[1])
+    if answer < 0 and not forced:
+        answer = measure(group.comm, few_messages, few_rounds)
+        if group.rank == 0:  # a group that has measured at the same time may have kept another
+            answer = ANSWERS.index(keep_choice(path, ENTRY, kept, ANSWERS[answer]))
+        answer = group.comm.bcast(answer)
+    if answer == BY_LIBRARY and not forced:
+        sockets.close()
+        return None
+    return few_rounds if answer == FEW_ROUNDS else few_messages
+
+
+def measure(comm: MPI.Intracomm, few_messages: SocketCalls, few_rounds: SocketCalls) -> int:
+    """Return the place of the answer, by barriers of each kind."""
+    taken = np.empty((ROUNDS, len(ANSWERS)))
+    kinds = (lambda: few_messages.bare_barrier(0, 0, 0), lambda: few_rounds.bare_barrier(0, 0, 0), comm.Barrier)
+    for round_index in range(ROUNDS):
+        for kind, start in enumerate(kinds):
+            begun = time.perf_counter()
+            for _ in range(CALLS):  # back to back: ranks leave a barrier of the other kind at other moments
+                start()
+            taken[round_index, kind] = time.perf_counter() - begun
+    slowest = taken.min(axis=0)
+    comm.Allreduce(MPI.IN_PLACE, slowest, MPI.MAX)
+    return answer_for(*map(float, slowest))
 
 
 class SocketCalls:
     """Collectives of one group through its sockets."""
 
-    def __init__(self, group: Group, sockets: Sockets) -> None:
-        self._group, self.sockets, self._few_rounds = group, sockets, False
+    def __init__(self, group: Group, sockets: Sockets, few_rounds: bool) -> None:
+        self._group, self.sockets, self._few_rounds = group, sockets, few_rounds
         self._landing = empty(0)
-        self._barrier = self._make_barrier(False)
-        self.plain_barrier = self._recorded(self._barrier, BARRIER)
-        """Barrier that is no part of another call; its addresses are not used."""
-
-    def _make_barrier(self, few_rounds: bool) -> Callable[[int, int, int], None]:
-        group = self._group
         schedule = find(schedule_for("allreduce", 0, group.size, few_rounds), group.placement)
         program = schedule.allreduce(group.rank, group.size)
         nothing = Payload((0,), Cut(0, program.chunks, 1), arithmetic_of(torch.uint8), RowKind.OTHER)
-        return self._player_of([*rows_of(group.rank, program, nothing, 0)], nothing.arithmetic)
-
-    def choose(self) -> bool:
-        """Return True on all ranks if a barrier by sockets is as fast as the library's; they go on with its kind.
-
-        All ranks call it together. The answer is kept in the file of this machine's choices: sums have other orders,
-        and later runs have the bits of this one.
-        """
-        comm, rank = self._group.comm, self._group.rank
-        path = choices_file(self._group.size, reads=False, compiled=True)
-        kept = read_choices(path).get(ENTRY) if rank == 0 else None
-        known = np.array([ANSWERS.index(kept) if kept in ANSWERS else -1, os.environ.get(VARIABLE) == "on"], np.int64)
-        comm.Allreduce(MPI.IN_PLACE, known, MPI.MAX)
-        answer, forced = int(known[0]), bool(known[1])
-        if answer < 0 and not forced:
-            answer = self._measure(comm)
-            if rank == 0:  # a group that has measured at the same time may have kept another
-                answer = ANSWERS.index(keep_choice(path, ENTRY, kept, ANSWERS[answer]))
-            answer = comm.bcast(answer)
-        self._few_rounds = answer == FEW_ROUNDS
-        if self._few_rounds:
-            self._barrier = self._make_barrier(True)
-            self.plain_barrier = self._recorded(self._barrier, BARRIER)
-        return forced or answer != BY_LIBRARY
-
-    def _measure(self, comm: MPI.Intracomm) -> int:
-        few_rounds = self._make_barrier(True)
-        taken = np.empty((ROUNDS, len(ANSWERS)))
-        for round_index in range(ROUNDS):
-            kinds = (lambda: self._barrier(0, 0, 0), lambda: few_rounds(0, 0, 0), comm.Barrier)
-            for kind, start in enumerate(kinds):
-                begun = time.perf_counter()
-                for _ in range(CALLS):  # back to back: ranks leave a barrier of the other kind at other moments
-                    start()
-                taken[round_index, kind] = time.perf_counter() - begun
-        slowest = taken.min(axis=0)
-        comm.Allreduce(MPI.IN_PLACE, slowest, MPI.MAX)
-        return answer_for(*map(float, slowest))
+        self.bare_barrier = self._player_of([*rows_of(group.rank, program, nothing, 0)], nothing.arithmetic)
+        """Barrier of a token, which is not recorded."""
+        self.plain_barrier = self._recorded(self.bare_barrier, BARRIER)
+        """Barrier that is no part of another call; its addresses are not used."""
 
     def schedule_for(self, plan: Plan) -> str:
         """Return the schedule of a collective, by what a round costs here beside a message."""
@@ -244,7 +233,7 @@ class SocketCalls:
 
     def barrier(self, call: Call) -> None:
         """Wait until all ranks have entered the call that this one has entered. Raises MismatchError on every rank."""
-        self._barrier(self._token(call), 0, 0)
+        self.bare_barrier(self._token(call), 0, 0)
 
     def prepare(self, plan: Plan) -> Prepared:
         group = self._group
@@ -252,7 +241,7 @@ class SocketCalls:
         allocate = self._shared if plan.nbytes > MAX_SHORT_BYTES else empty
         memory, rows = placed_rows(plan, program, group.rank, group.size, allocate)
         start = self._recorded(self._player_of(rows, plan.arithmetic), plan.call, memory)
-        if not (_loses(plan, group.rank) and plan.nbytes > MAX_SHORT_BYTES):
+        if not (is_overwritten(plan, group.rank) and plan.nbytes > MAX_SHORT_BYTES):
             return started(start)
         begin, end = (plan.dtype.itemsize * bound for bound in bounds(plan.length, group.size, group.rank))
 
@@ -326,7 +315,7 @@ def placed_rows(
     """
     collective, itemsize, nbytes = plan.collective, plan.dtype.itemsize, plan.nbytes
     kind = kind_of(plan.dtype, plan.reduction)
-    loses = _loses(plan, rank)
+    loses = is_overwritten(plan, rank)
     needs_scratch = (plan.op is not None and kind is RowKind.OTHER) or (loses and nbytes <= MAX_SHORT_BYTES)
     begin, end = (itemsize * bound for bound in bounds(plan.length, ranks, rank))
     if collective == "all_to_all":
@@ -350,11 +339,6 @@ def placed_rows(
     elif not loses:
         rows.append(copy(TARGET, first, nbytes))
     return memory, rows
-
-
-def _loses(plan: Plan, rank: int) -> bool:
-    """Return True where partial sums overwrite what the call leaves as it is: on all ranks but the root of a reduce."""
-    return plan.collective == "reduce_scatter" or (plan.collective == "reduce" and rank != plan.root)
 
 
 def _cut(plan: Plan, program: Program, ranks: int) -> Cut:

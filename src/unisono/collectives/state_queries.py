@@ -7,6 +7,7 @@ library.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unisono.collectives.states import DEAD, SILENT, STOPPED, Answer, State, decode, encode
+from unisono.collectives.states import DEAD, SILENT, STOPPED, Answer, State, Wait
 from unisono.mpi import MPI
 from unisono.startup import stat_of
 from unisono.transports.window import Window, populate
@@ -203,9 +204,9 @@ class NodeStates:
         return news
 
     def write(self, state: State) -> None:
-        content = encode(state)
+        content = json.dumps(state).encode()
         if len(content) > MAX_STATE_BYTES:
-            content = encode(state._replace(numbers={}, waits=state.waits[:WAITS_KEPT]))
+            content = json.dumps(state._replace(numbers={}, waits=state.waits[:WAITS_KEPT])).encode()
         if len(content) > self._room:
             return
         self._own[VERSION] += 1  # odd: it is being written
@@ -231,7 +232,8 @@ class NodeStates:
         if version and version % 2 == 0:
             content = bytes(self._states[index][: header[LENGTH]])
             if header[VERSION] == version:
-                return version, decode(content)
+                call_site, waits, *others = json.loads(content)
+                return version, State(call_site, tuple(Wait(*wait) for wait in waits), *others)
         return version, None
 
     def free(self) -> None:

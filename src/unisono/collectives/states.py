@@ -14,7 +14,6 @@ of unisono, PyTorch and Python.
 from __future__ import annotations
 
 import faulthandler
-import json
 import re
 import tempfile
 import threading
@@ -57,16 +56,6 @@ class State(NamedTuple):
     broken: Mapping[str, str] = {}
     """Names of the worlds that an error has ended on this rank, with its message if two ranks differ, else ""."""
     ended: bool = False
-
-
-def encode(state: State) -> bytes:
-    """Return a state as JSON, for other processes."""
-    return json.dumps(state).encode()
-
-
-def decode(content: bytes) -> State:
-    call_site, waits, numbers, broken, ended = json.loads(content)
-    return State(call_site, tuple(Wait(*wait) for wait in waits), numbers, broken, ended)
 
 
 STOPPED, DEAD, SILENT = "stopped", "dead", "silent"
@@ -169,15 +158,6 @@ def call_site() -> str:
 
 
 CALLS_KEPT = 256
-"""Number of recent calls that a rank keeps."""
-
-
-class CurrentCall(NamedTuple):
-    """A call that a rank is in and may wait in."""
-
-    number: int
-    description: str
-    in_library: bool
 
 
 class CallProgress:
@@ -275,10 +255,10 @@ class Calls:
         return self.number + (0 if signals is None else signals.sequence)
 
     @property
-    def current(self) -> CurrentCall | None:
+    def current(self) -> Wait | None:
         """The call that this rank is in, if it may wait there; else None."""
         position, signals = self.position, self.signals
         if self.busy:
-            return CurrentCall(position, self.description(self.number), self.in_library)
+            return Wait(self.name, position, self.description(self.number), self.progress.seconds)
         waiting = None if signals is None else signals.waiting
-        return None if waiting is None else CurrentCall(position, waiting.description, False)
+        return None if waiting is None else Wait(self.name, position, waiting.description, self.progress.seconds)

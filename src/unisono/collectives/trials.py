@@ -89,14 +89,15 @@ class Trials:
         """Return the best choice for a collective like `plan`. All ranks call it together."""
         guess, group = Choice(plan.algorithm, plan.transport), self._group
         tuned = (plan.collective, "one node") in group.table.measured
-        if plan.nbytes < MIN_TRIED_BYTES or tuned or not group.one_node or self._off:
+        if plan.nbytes < MIN_TRIED_BYTES or tuned or self._off:
             return guess
         key = plan.collective, name_of(plan.dtype), plan.op, size_class(plan.nbytes)
         if key not in self._choices:
-            self._choices[key] = self._measure(plan, key, guess) if group.uses_shared_memory(plan.call) else guess
+            memory = group.shared_memory(plan.call)
+            self._choices[key] = guess if memory is None else self._measure(plan, key, guess, memory.signals.compiled)
         return self._choices[key]
 
-    def _measure(self, plan: Plan, key: tuple[str, str, str | None, int], guess: Choice) -> Choice:
+    def _measure(self, plan: Plan, key: tuple[str, str, str | None, int], guess: Choice, compiled: bool) -> Choice:
         group = self._group
         nbytes = key[-1] - key[-1] % (MAX_ITEM_BYTES * group.size)  # as many elements for each rank
         group.barrier(call_to_choose(plan.call))
@@ -106,8 +107,7 @@ class Trials:
         floating, reads = plan.dtype.is_floating_point, group.cross_memory(plan.call) is not None
         choices = candidates(plan.collective, group.size, plan.op, floating)
         choices = [choice for choice in choices if reads or choice.transport != "cma"]
-        facts = reads, group.memory_for(plan.call).signals.compiled
-        path, entry = choices_file(group.size, *facts), " ".join(map(str, key))
+        path, entry = choices_file(group.size, reads, compiled), " ".join(map(str, key))
         kept = read_choices(path).get(entry) if group.rank == 0 else None
         index = next((index for index, choice in enumerate(choices) if [*choice] == kept), -1)  # -1 on other ranks
         if (known := int(_maximum(group, np.array([index]))[0])) >= 0:
@@ -148,7 +148,7 @@ def _seconds(group: Group, plan: Plan, choices: list[Choice], nbytes: int) -> Ti
         target = source
     elif plan.collective == "all_gather":
         source = target + group.rank * (nbytes // group.size)
-    asked = PlanRequest(plan.collective, AUTO, plan.dtype, nbytes, plan.wire, plan.op, plan.root, plan.dtype)
+    asked = PlanRequest(plan.collective, AUTO, plan.dtype, nbytes, plan.wire, plan.op, plan.root)
     plans = [plan_of(asked, choice) for choice in choices]
     starts = [prepare(group, candidate)(source, target) for candidate in plans]
     taken, payload = np.empty((ROUNDS, len(choices))), sides[plan.collective == "all_gather"]

@@ -34,7 +34,6 @@ from unisono.collectives.state_queries import POLL_SECONDS, REPLY_TIMEOUT_SECOND
 from unisono.collectives.states import (
     SILENT,
     Calls,
-    CurrentCall,
     State,
     Wait,
     call_site,
@@ -187,7 +186,7 @@ class Watch:
             progress.begin(0 if current is None else current.number)
             return
         if calls.failure is not None:
-            if current.in_library:
+            if calls.in_library:
                 self._end_all(calls, current)
             return
         seconds = progress.seconds
@@ -209,7 +208,7 @@ class Watch:
             calls.fail(MismatchError, verdict)
         return any(state.ended and state.numbers.get(calls.name, call_number) < call_number for state in states)
 
-    def _compare(self, calls: Calls, current: CurrentCall) -> None:
+    def _compare(self, calls: Calls, current: Wait) -> None:
         """Compare calls with the ranks of this node, without messages; then with the neighbours in the world."""
         progress = calls.progress
         if not progress.compared:
@@ -220,7 +219,7 @@ class Watch:
             for rank, answer in self._queries.node.read().items():
                 waits = answer.waits if isinstance(answer, State) and rank in calls.ranks else ()
                 for theirs in waits:
-                    if theirs[:2] == (calls.name, current.number):
+                    if theirs[:2] == current[:2]:
                         self._check_notice(
                             calls, CallNotice(calls.name, calls.ranks.index(rank), current.number, theirs.description)
                         )
@@ -234,13 +233,12 @@ class Watch:
         if description and description != notice.description and calls.failure is None:
             self.report_mismatch(calls, difference(notice.rank, notice.description, self._rank_in(calls), description))
 
-    def _report(self, calls: Calls, current: CurrentCall, queried: float) -> None:
+    def _report(self, calls: Calls, wait: Wait, queried: float) -> None:
         """Report the missing ranks once all have answered; end a wait that is hopeless or has lasted too long."""
         progress, other_ranks = calls.progress, [rank for rank in calls.ranks if rank != self.rank]
         answers = self._queries.read(other_ranks, queried)
         if time.monotonic() - queried < REPLY_TIMEOUT_SECONDS and SILENT in answers.values():
             return
-        wait = Wait(calls.name, current.number, current.description, progress.seconds)
         missing = missing_ranks(wait, other_ranks, answers)
         message = report(self.rank, self.size, wait, call_site(), missing, answers)
         if not progress.reported and is_reporter(self.rank, wait, answers):
@@ -254,7 +252,7 @@ class Watch:
         with self._lock:
             worlds = list(self._worlds.values())
             waits = tuple(
-                Wait(calls.name, current.number, current.description, calls.progress.seconds)
+                current
                 for calls in worlds
                 if (current := calls.current) and current.number == calls.progress.number and not calls.failure
             )
@@ -291,10 +289,10 @@ class Watch:
     def _rank_in(self, calls: Calls) -> int:
         return calls.ranks.index(self.rank)
 
-    def _end_all(self, calls: Calls, current: CurrentCall) -> None:
+    def _end_all(self, calls: Calls, current: Wait) -> None:
         """Print the error and exit; the launcher ends the others. Avoids the library, which blocks this rank."""
         time.sleep(ERROR_GRACE_SECONDS)
-        if calls.current != current:
+        if not calls.in_library or calls.position != current.number:
             return  # the wait was ours after all, and has raised the error
         assert calls.failure is not None
         kind, message = calls.failure

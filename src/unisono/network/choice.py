@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tomllib
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from unisono.errors import TableError
 from unisono.network import DEFAULT as DEFAULT_NETWORK
-from unisono.network import Network, estimate
-from unisono.network.estimate import LeastCost, least_cost
+from unisono.network import Amount, Network, estimate
+from unisono.network.estimate import least_cost
 from unisono.placement import Placement, one_rank_per_node
 from unisono.schedules import candidates, find, names
 from unisono.schedules.numbering import suits_round_robin
@@ -39,14 +39,11 @@ STEADY = {
 
 LONG_BYTES_PER_RANK = 32 << 10
 """Bytes per rank from which a payload is long. A link of 10 Gbit/s then takes longer for a chunk than the latency of a
-message, and the rounds of a ring cost less than another schedule loses on over-subscribed uplinks.
-"""
-
+message, and the rounds of a ring cost less than another schedule loses on over-subscribed uplinks."""
 
 MAX_LEADER_BYTES = 64 << 10
 """Largest column in bytes for which one rank of a node communicates for all, if no table decides. Prices count the work
 of one rank; they do not count that the ranks of a node may share its processor."""
-
 
 ROUNDING = 1e-9
 """Relative difference below which a least cost and an estimate are equal: sums of the same numbers in another order."""
@@ -72,12 +69,8 @@ def choose_by_price(collective: str, placement: Placement, network: Network, nby
 
 def is_unsuitable(algorithm: str, placement: Placement) -> bool:
     """Return True if a schedule is a bad choice for this placement on any network, even if it was good for another."""
-    levels, _, _ = algorithm.partition(ROUND_ROBIN)
-    return (
-        algorithm.endswith(ROUND_ROBIN)
-        and bool(placement.supernodes)
-        and not suits_round_robin(placement, bool(levels))
-    )
+    numbered = algorithm.endswith(ROUND_ROBIN) and bool(placement.supernodes)
+    return numbered and not suits_round_robin(placement, single=algorithm != ROUND_ROBIN)
 
 
 @lru_cache(maxsize=4096)
@@ -87,7 +80,7 @@ def _find_cheapest(collective: str, placement: Placement, network: Network, nbyt
     columns = min(map(len, placement.nodes))
     excluded = "leader" if nbytes > MAX_LEADER_BYTES * columns else "hierarchical"
     costs = _least_costs(collective, placement, network)
-    bounds = {name: cost.seconds(nbytes) for name, cost in costs.items() if name.partition("/")[0] != excluded}
+    bounds = {name: cost(nbytes) for name, cost in costs.items() if name.partition("/")[0] != excluded}
     rank_of = {name: rank for rank, name in enumerate(bounds)}
     best = float("inf"), 0, ""
     for name in sorted(bounds, key=bounds.__getitem__):
@@ -98,7 +91,7 @@ def _find_cheapest(collective: str, placement: Placement, network: Network, nbyt
 
 
 @lru_cache(maxsize=64)
-def _least_costs(collective: str, placement: Placement, network: Network) -> Mapping[str, LeastCost]:
+def _least_costs(collective: str, placement: Placement, network: Network) -> Mapping[str, Callable[[Amount], Amount]]:
     names = candidates(collective, placement)
     return {name: least_cost(getattr(find(name, placement), collective), placement, network) for name in names}
 

@@ -16,7 +16,7 @@ It chooses a schedule when nothing has been measured. `price` models one rank, `
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple
@@ -93,24 +93,15 @@ def _ends(placement: Placement, slow: Mapping[int, float]) -> list[int]:
     return [*spread(placement.ranks, MAX_CHAINS), *deepest, *(rank for node in slow for rank in placement.nodes[node])]
 
 
-class LeastCost(NamedTuple):
-    """Seconds below which no estimate of a schedule is, for each lane of rank 0: latency + bytes * per_byte."""
-
-    lanes: tuple[tuple[Amount, Amount], ...]
-
-    def seconds(self, nbytes: Amount) -> Amount:
-        """Return the seconds for a payload of `nbytes` bytes."""
-        return max(latencies + nbytes * per_byte for latencies, per_byte in self.lanes)
-
-
-def least_cost(algorithm: Algorithm, placement: Placement, network: Network) -> LeastCost:
-    """Return the least cost: rank 0's rounds one after another, each with its alpha and its bytes on its own link."""
+def least_cost(algorithm: Algorithm, placement: Placement, network: Network) -> Callable[[Amount], Amount]:
+    """Return the function of a payload's bytes that gives the seconds below which no estimate is: rank 0's rounds of a
+    lane one after another, each with its alpha and its bytes on its own link."""
     program = algorithm(0, placement.ranks)
     lanes = []
     for lane in loads(program, 0, placement):
         chunks = max(sum(load.node_out for load in lane), sum(load.node_in for load in lane))
         lanes.append((sum(latency(load, network) for load in lane), chunks * network.beta / program.chunks))
-    return LeastCost(tuple(lanes))
+    return lambda nbytes: max(latencies + nbytes * per_byte for latencies, per_byte in lanes)
 
 
 def _busy(

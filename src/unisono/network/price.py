@@ -116,14 +116,12 @@ def most_expensive(
     if crossing is None:
         nodes = {placement.node_of(rank) for rank in examined} if placement.supernodes else ()
         crossing = sharing_beta({node: total(of_node(node)) for node in nodes}, placement, network)
-    beta = crossing
-
-    def price_of_rank(rank: int) -> Amount:
+    prices = []
+    for rank in examined:
         chunks, own_lanes = of_rank(rank)
         mates = of_node(placement.node_of(rank))
-        return _rank_price(own_lanes, mates, network, beta, nbytes / chunks)
-
-    return max(map(price_of_rank, examined))
+        prices.append(_rank_price(own_lanes, mates, network, crossing, nbytes / chunks))
+    return max(prices)
 
 
 def spread(ranks: int, most: int = MAX_EXAMINED_RANKS) -> list[int]:
@@ -175,17 +173,14 @@ def loads(program: Program, rank: int, placement: Placement) -> Lanes:
     """Return the loads of the rounds of one rank's program on links."""
     node, supernode = placement.node_of(rank), placement.supernode_of(rank)
     has_supernodes = bool(placement.supernodes)
-    known: dict[tuple[tuple[Action, int, int], ...], Load] = {}
 
     def load(transfers: Round) -> Load:
-        same = tuple([(action, peer, span) for action, peer, _, span in transfers])  # a ring's are all alike
-        if same not in known:
-            known[same] = load_of(transfers)
-        return known[same]
+        return load_of(tuple([(action, peer, span) for action, peer, _, span in transfers]))
 
-    def load_of(transfers: Round) -> Load:
+    @cache  # those of a ring are all alike
+    def load_of(transfers: tuple[tuple[Action, int, int], ...]) -> Load:
         within_out = within_in = node_out = node_in = uplink_out = uplink_in = added = 0
-        for action, peer, _, span in transfers:
+        for action, peer, span in transfers:
             out, into = (span, 0) if action is Action.SEND else (0, span)
             if action is Action.ADD:
                 added += span

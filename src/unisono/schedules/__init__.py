@@ -6,7 +6,7 @@ p is the number of ranks, n that of a payload's bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import ModuleType
 from typing import NamedTuple
 
@@ -35,8 +35,9 @@ class Entry(NamedTuple):
 
     family: Callable[[Placement, str], Family]
     """Function that makes the schedules for a placement and a variant; an empty string is the default variant."""
-    worth: Callable[[str, Placement, str], bool]
-    """Function (collective, placement, variant): True if it may be the fastest on these nodes and is worth a trial."""
+    worth: Callable[[str, Placement, str], bool] = lambda *_: False
+    """Function (collective, placement, variant): True if it may be the fastest on these nodes and is worth a trial. By
+    default none is: only short collectives use it, without a trial; longer ones take fewer bytes by others."""
     variants: tuple[str, ...] = ()
     by_node: bool = False
     """True if it sums within nodes first; those transfers go through the shared memory of a node."""
@@ -47,18 +48,19 @@ SCHEDULES: dict[str, Entry] = {
     "halving": Entry(halving.family, halving.worth, halving.VARIANTS),
     "ring": Entry(ring.family, ring.worth),
     "direct": Entry(direct.family, direct.worth),
-    "flat": Entry(flat.family, flat.worth),
+    "flat": Entry(flat.family),
     "multicolor": Entry(multicolor.family, multicolor.worth, multicolor.VARIANTS),
     "pipeline": Entry(pipeline.family, pipeline.worth),
-    "circulant": Entry(circulant.family, circulant.worth),
-    "split_tree": Entry(split_tree.family, split_tree.worth),
+    "circulant": Entry(circulant.family),
+    "split_tree": Entry(split_tree.family),
     "supernodes": Entry(supernodes.family, supernodes.worth),
 }
 """One row per schedule and file. `hierarchical` and `leader` can use each of them between nodes."""
 
 
-def _names(entries: Iterable[tuple[str, Entry]]) -> list[str]:
-    return [full for name, entry in entries for full in (name, *(f"{name}/{variant}" for variant in entry.variants))]
+def names() -> list[str]:
+    """Return all names; those of a schedule's variants follow its own."""
+    return [f"{name}/{variant}".rstrip("/") for name, entry in SCHEDULES.items() for variant in ("", *entry.variants)]
 
 
 def _by_node(levels: ModuleType) -> Entry:
@@ -77,13 +79,8 @@ def _by_node(levels: ModuleType) -> Entry:
     return Entry(family, worth, tuple(name for name in _BETWEEN if name != between), by_node=True)
 
 
-_BETWEEN = _names(SCHEDULES.items())
+_BETWEEN = names()
 SCHEDULES |= {"hierarchical": _by_node(hierarchical), "leader": _by_node(leader)}
-
-
-def names() -> list[str]:
-    """Return all names; those of a schedule's variants follow its own."""
-    return _names(SCHEDULES.items())
 
 
 def candidates(collective: str, placement: Placement) -> list[str]:

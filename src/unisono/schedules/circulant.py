@@ -50,8 +50,7 @@ from unisono.schedules.tree import children, parent
 def family(placement: Placement, _: str) -> Family:
     """Return the schedules. Where no rank owns a chunk of its number, the large messages go to the nearest ranks."""
     order = nearest_first(placement.ranks)
-    renumbered = (renumber(algorithm, order) for algorithm in (circulant, broadcast, reduce))
-    allreduce, from_root, to_root = renumbered
+    allreduce, from_root, to_root = (renumber(algorithm, order) for algorithm in (circulant, broadcast, reduce))
     return Family(allreduce, reduce_scatter, all_gather, from_root, to_root, all_to_all)
 
 
@@ -67,11 +66,6 @@ def nearest_first(ranks: int) -> list[int]:
     if ranks & (ranks - 1):
         return list(range(ranks))
     return [sum((position >> bit & 1) << (bits - 1 - bit) for bit in range(bits)) for position in range(ranks)]
-
-
-def worth(_: str, __: Placement, ___: str) -> bool:
-    """Return False: short collectives use it; for long payloads the ring and recursive halving send as few bytes."""
-    return False
 
 
 def circulant(rank: int, ranks: int) -> Program:

@@ -23,11 +23,6 @@ def family(_: Placement, __: str) -> Family:
     return Family(flat)
 
 
-def worth(_: str, __: Placement, ___: str) -> bool:
-    """Return False: short collectives use it; between nodes the p n bytes of longer ones are too many."""
-    return False
-
-
 def flat(rank: int, ranks: int) -> Program:
     """Return an allreduce in one round."""
     peers = others(rank, ranks)

@@ -44,11 +44,6 @@ def family(placement: Placement, _: str) -> Family:
     return Family(allreduce, None, None, *one_way)
 
 
-def worth(_: str, __: Placement, ___: str) -> bool:
-    """Return False: short collectives through sockets use it; longer ones take fewer bytes by others."""
-    return False
-
-
 def split_tree(rank: int, ranks: int) -> Program:
     """Return an allreduce."""
     if ranks & (ranks - 1):

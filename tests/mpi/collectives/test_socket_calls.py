@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from unisono.collectives import socket_calls
-from unisono.collectives.socket_calls import ANSWERS, ENTRY, FEW_ROUNDS, MAX_FLAT_BYTES, MAX_SHORT_BYTES, SocketCalls
+from unisono.collectives.socket_calls import ANSWERS, ENTRY, FEW_ROUNDS, MAX_FLAT_BYTES, MAX_SHORT_BYTES
 from unisono.collectives.trials import keep_choice
 from unisono.errors import MismatchError, TensorError, UsageError
 from unisono.placement import one_rank_per_node
@@ -304,7 +304,7 @@ def test_a_run_and_the_next_have_the_same_answer(world: World, monkeypatch: pyte
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for faster in (True, False):
         answers = iter([int(faster), int(not faster)])
-        monkeypatch.setattr(SocketCalls, "_measure", lambda *_, answers=answers: next(answers))
+        monkeypatch.setattr(socket_calls, "measure", lambda *_, answers=answers: next(answers))
         for _ in range(2):
             apart = make_apart(world)
             apart.allreduce(torch.ones(3))

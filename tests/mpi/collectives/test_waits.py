@@ -152,7 +152,9 @@ def test_calls_of_a_world_that_has_ended_enter_no_barrier(world: World) -> None:
         pytest.skip("one rank waits for nobody")
     for compiled in (True, False):
         group = group_of(world, "one node")
-        signals = group.memory_for(call_of("barrier()")).signals
+        memory = group.shared_memory(call_of("barrier()"))
+        assert memory is not None
+        signals = memory.signals
         signals.compiled &= compiled
         group.calls.fail(LateError, "late")
         before = signals.sequence
@@ -172,7 +174,9 @@ def test_the_main_thread_gives_its_own_core_to_no_other_program(
         pytest.skip("one rank waits for nobody")
     group, row, how = group_of(world, "one node"), memoryview(bytearray(16)).cast("q"), list[str]()
     call = call_of("barrier()")
-    signals = group.memory_for(call).signals
+    memory = group.shared_memory(call)
+    assert memory is not None
+    signals = memory.signals
 
     def arrive(name: str) -> None:
         how.append(name)
