@@ -93,6 +93,7 @@ class ScriptedPort:
 
         return Ends()
 
+    @property
     def dead(self) -> frozenset[int]:
         return self.died
 

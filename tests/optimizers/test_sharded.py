@@ -144,14 +144,14 @@ def test_what_is_not_known_to_be_elementwise_is_refused() -> None:
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(1, 9), st.integers(0, 3))
 def test_the_ranks_have_every_element_once(lengths: list[int], ranks: int, gap: int) -> None:
-    ranges, at = [], 0
+    pieces, at = [], 0
     for index, length in enumerate(lengths):
-        ranges.append((index, at, at + length, 5 * index))
+        pieces.append((index, slice(at, at + length), slice(5 * index, 5 * index + length)))
         at += length + gap
-    placed = [place for rank in range(ranks) for place in segments_of(ranges, at, ranks, rank)]
+    placed = [place for rank in range(ranks) for place in segments_of(pieces, at, ranks, rank)]
     elements = [(place.segment.parameter, element) for place in placed for element in range(*place.segment[1:])]
     assert elements == [(index, 5 * index + e) for index, length in enumerate(lengths) for e in range(length)]
-    starts = {index: begin for index, begin, _, _ in ranges}
+    starts = {index: here.start for index, here, _ in pieces}
     assert all(start - starts[segment.parameter] == segment.first - 5 * segment.parameter for segment, start in placed)
     empty = [index for index, length in enumerate(lengths) if not length]
     assert [place.segment.parameter for place in placed if place.segment.first == place.segment.last] == ranks * empty

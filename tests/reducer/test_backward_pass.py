@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from threading import Thread, current_thread
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from unisono.reducer.accumulation import Accumulation
 from unisono.reducer.backward_pass import BackwardPass, PassRunner
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
-from unisono.reducer.control import Agreement, ControlMessage
+from unisono.reducer.control import ControlMessage
 from unisono.reducer.hooks import BackwardEndCallback
 from unisono.reducer.replica import ModelReplica
 from unisono.reducer.scattered_gradient import ScatteredGradient
@@ -84,7 +85,7 @@ def programs_of(
         observe=observe,
         collectives=SimpleNamespace(rank=rank),
         communicators=2,
-        by_main=by_main,
+        overlap=SimpleNamespace(by_main=by_main),
         traits=rule.traits,
     )
 
@@ -112,8 +113,8 @@ class Passes:
         self.runner = PassRunner(self.programs, control)
 
     def begin(self, message: ControlMessage | None = None, expected_weight: float | None = None) -> BackwardPass:
-        agreement = Agreement(message or ControlMessage(1.0), expected_weight=expected_weight)
-        replica = ModelReplica(self.programs, self.layout, agreement)
+        message = replace(message or ControlMessage(1.0), expected_weight=expected_weight)
+        replica = ModelReplica(self.programs, self.layout, message)
         tasks = self.rule(Step(0), 0, self.layout)
         program = tuple(PreparedTask(task, task.operation.act or (lambda *_: None), (), (), None, "") for task in tasks)
         begun = BackwardPass(replica, program, self.programs, Accumulation(self.memory), self.runner.arrivals)

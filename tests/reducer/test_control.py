@@ -14,7 +14,6 @@ from unisono.errors import UsageError
 from unisono.reducer.control import (
     RANKS_PER_NUMBER,
     REQUEST_KINDS,
-    Agreement,
     ControlMessage,
     ControlResult,
     StepControl,
@@ -153,14 +152,14 @@ def test_invalid_numbers_of_samples(samples: float) -> None:
         of().add_samples(samples)
 
 
-def arrive(agreement: Agreement, *others: ControlMessage) -> None:
+def arrive(own: ControlMessage, *others: ControlMessage) -> None:
     """Let the messages of the other ranks arrive, from rank 1 on."""
-    messages = [agreement.message, *others]
+    messages = [own, *others]
     encoded = [encode(message, rank, len(messages)) for rank, message in enumerate(messages)]
-    agreement.result = decode([sum(column) for column in zip(*encoded, strict=True)])
+    own.result = decode([sum(column) for column in zip(*encoded, strict=True)])
 
 
-def begin(control: StepControl) -> Agreement:
+def begin(control: StepControl) -> ControlMessage:
     return control.begin(absent=False)
 
 
@@ -172,9 +171,9 @@ def test_samples_add_up_until_the_pass_ends() -> None:
     control = of()
     control.add_samples(3)
     control.add_samples(2)
-    assert begin(control).message.samples == 5
+    assert begin(control).samples == 5
     control.end_pass()
-    assert begin(control).message.samples is None
+    assert begin(control).samples is None
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -182,12 +181,12 @@ def test_the_first_dimension_of_the_last_input_is_sent() -> None:
     control = of()
     assert control.record_input(torch.ones(4, 2))
     assert not control.record_input(torch.ones(6, 2))
-    assert begin(control).message.first_dimension == 6
+    assert begin(control).first_dimension == 6
     control.end_pass()
     assert control.record_input(torch.tensor(1.0))
-    assert begin(control).message.first_dimension == 1
+    assert begin(control).first_dimension == 1
     control.record_input(torch.nested.nested_tensor([torch.ones(1, 2), torch.ones(4, 2)]))
-    assert begin(control).message.first_dimension == 2
+    assert begin(control).first_dimension == 2
 
 
 def test_weights_that_are_expected_leave_no_trace_in_bits() -> None:
@@ -197,9 +196,9 @@ def test_weights_that_are_expected_leave_no_trace_in_bits() -> None:
     assert control.begin(absent=True).expected_weight is None
     for others, expected in ((4.0, None), (3.0, 0.5), (4.0, None)):  # 4 of 8, then 4 of 7
         control.add_samples(4)
-        agreement = begin(control)
-        assert agreement.expected_weight == expected
-        arrive(agreement, ControlMessage(others))
+        message = begin(control)
+        assert message.expected_weight == expected
+        arrive(message, ControlMessage(others))
         control.end_pass()
     control.add_samples(3)
     assert begin(control).expected_weight is None
@@ -208,10 +207,10 @@ def test_weights_that_are_expected_leave_no_trace_in_bits() -> None:
 def test_a_request_is_sent_once() -> None:
     control = of()
     control.request("save")
-    agreement = begin(control)
-    arrive(agreement)
-    assert agreement.message.requests == {"save"}
-    assert begin(control).message.requests == frozenset()
+    message = begin(control)
+    arrive(message)
+    assert message.requests == {"save"}
+    assert begin(control).requests == frozenset()
     with pytest.raises(UsageError, match="there is no request"):
         control.request("coffee")
 
@@ -221,7 +220,7 @@ def test_a_request_that_was_not_sent_is_made_again() -> None:
     control.request("stop")
     begin(control)  # a step without a control message: no result arrives
     control.request("save")
-    assert begin(control).message.requests == {"save", "stop"}
+    assert begin(control).requests == {"save", "stop"}
 
 
 def test_a_request_of_a_failed_pass_is_made_again() -> None:
@@ -229,12 +228,12 @@ def test_a_request_of_a_failed_pass_is_made_again() -> None:
     control.request("stop")
     control.add_samples(2)
     control.discard(begin(control), newest=True)
-    again = begin(control).message
+    again = begin(control)
     assert (again.requests, again.samples) == ({"stop"}, None)
 
 
 def test_requests_wait_for_the_last_message() -> None:
-    waited: list[Agreement] = []
+    waited: list[ControlMessage] = []
 
     def wait() -> None:
         arrive(waited[-1], ControlMessage(requests=frozenset({"join", "save"})))
@@ -251,9 +250,9 @@ def test_requests_wait_for_the_last_message() -> None:
 def test_an_error_is_raised_once() -> None:
     control = of()
     control.add_samples(2)
-    agreement = begin(control)
+    message = begin(control)
     control.check()  # nothing is known
-    arrive(agreement, ControlMessage())
+    arrive(message, ControlMessage())
     with pytest.raises(UsageError, match="rank 1 has not given the number of samples"):
         control.check()
     control.check()

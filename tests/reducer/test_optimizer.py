@@ -18,9 +18,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from unisono.errors import UsageError
 from unisono.optimizers.layerwise import LAMB, LARS
 from unisono.optimizers.sharded import StepCheck
-from unisono.reducer.control import Agreement, ControlMessage
-from unisono.reducer.optimizer import BucketedOptimizer, SplitStep
+from unisono.reducer.control import ControlMessage
+from unisono.reducer.optimizer import SplitStep, wait_on_use
 from unisono.reducer.replica import ModelReplica
+from unisono.reducer.structure import Structure
 from unisono.step.build import updates
 from unisono.step.layout import Bucket, Layout, Updates
 from unisono.step.overlaps import OVERLAPS, CollectiveTasks
@@ -65,7 +66,7 @@ class Engine:
         layout = Layout(1, len(self.parameters), tuple(buckets), updates=step.updates, clip=self._clip)
         programs: Any = MagicMock()
         programs.memory.parameters = self.parameters
-        begun = ModelReplica(programs, layout, Agreement(ControlMessage(1.0)), step.update)
+        begun = ModelReplica(programs, layout, ControlMessage(1.0), step.update)
 
         def settled(key: int) -> None:
             for task in updates(layout, key, CollectiveTasks(layout, OVERLAPS["chain"], 1)):
@@ -86,6 +87,10 @@ class Engine:
                 self._waiting.pop(0)()
 
 
+def structure_of(parameters: list[torch.nn.Parameter]) -> Structure:
+    return Structure(torch.nn.ParameterList(parameters))
+
+
 class Pair:
     """One model twice: updated in parts, and by a plain step."""
 
@@ -102,10 +107,13 @@ class Pair:
         self.plain, self.optimizer = make(_groups(plain)), make(_groups(mine))
         self.parameters, self.clip = plain, clip
         self.engine, self.parts = Engine(mine, parts, clip, at_once), parts
-        self.optimizing = BucketedOptimizer(self.optimizer, mine, self.engine.wait)
+        wait_on_use(self.optimizer, self.engine.wait)
+
+    def begin(self) -> SplitStep:
+        return SplitStep(self.optimizer, structure_of(self.engine.parameters))
 
     def step(self, gradients: Given) -> None:
-        step = self.optimizing.begin()
+        step = self.begin()
         settled = self.engine.begin(step)
         for key, numbers in enumerate(self.parts, 1):
             for index in numbers:
@@ -196,7 +204,7 @@ def test_split_steps_equal_whole_steps(
 def test_each_part_is_made_as_soon_as_possible() -> None:
     pair = Pair(MAKERS["SGD"])
     before = [parameter.detach().clone() for parameter in pair.engine.parameters]
-    settled = pair.engine.begin(pair.optimizing.begin())
+    settled = pair.engine.begin(pair.begin())
     for parameter, gradient in zip(pair.engine.parameters[3:], random_gradients(0)[3:], strict=True):
         parameter.grad = gradient
     settled(1)
@@ -282,9 +290,8 @@ def test_a_custom_optimizer_makes_one_step() -> None:
 
 def test_lbfgs_is_refused_with_a_remedy() -> None:
     parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in SHAPES]
-    engine = Engine(parameters, ((4, 3), (2, 1, 0)), None, at_once=False)
     with pytest.raises(UsageError, match=r"unisono.parallel and its step\(closure\)"):
-        BucketedOptimizer(torch.optim.LBFGS(parameters), parameters, engine.wait)
+        wait_on_use(torch.optim.LBFGS(parameters), lambda: None)
 
 
 def test_entries_that_a_custom_optimizer_adds_to_its_groups_stay() -> None:
@@ -337,12 +344,11 @@ def test_hooks_see_one_step_of_all(register: str) -> None:
 
 def test_a_parameter_outside_the_model_is_refused() -> None:
     known, other = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))
-    engine = Engine([known], [[0]], None, at_once=True)
-    optimizing = BucketedOptimizer(torch.optim.SGD([known, other], lr=1.0), [known], engine.wait)
+    optimizer = torch.optim.SGD([known, other], lr=1.0)
     with pytest.raises(UsageError, match=r"a parameter of shape \(3,\) that is not the model's"):
-        optimizing.begin()
+        SplitStep(optimizer, structure_of([known]))
     other.requires_grad_(requires_grad=False)
-    assert optimizing.begin().updates is Updates.PARTS
+    assert SplitStep(optimizer, structure_of([known])).updates is Updates.PARTS
 
 
 def test_zero_grad_and_state_dict_wait_for_pending_updates() -> None:

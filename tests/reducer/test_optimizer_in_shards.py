@@ -14,7 +14,7 @@ from unisono.errors import UsageError
 from unisono.optimizers.sharded import Segment
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
-from unisono.reducer.control import Agreement, ControlMessage
+from unisono.reducer.control import ControlMessage
 from unisono.reducer.optimizer import ShardedOptimizer
 from unisono.reducer.reducer import Reducer
 from unisono.reducer.replica import ShardedReplica
@@ -83,7 +83,7 @@ class Rank:
     def begin(self) -> ShardedReplica:
         """Begin a pass in which the first parameter has a gradient, up to the optimizer's step."""
         programs: Any = self.programs
-        begun = ShardedReplica(programs, self.layout, Agreement(ControlMessage()), None)
+        begun = ShardedReplica(programs, self.layout, ControlMessage(), None)
         begun.gradients.update({0: torch.full((4,), 0.5), 1: None})
         for key in self.layout.keys:
             begun.pack(key)

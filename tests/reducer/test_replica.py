@@ -15,7 +15,7 @@ from unisono.errors import UsageError
 from unisono.optimizers.sharded import ShardedStep
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
-from unisono.reducer.control import Agreement, ControlMessage, encode
+from unisono.reducer.control import ControlMessage, encode
 from unisono.reducer.reducer import Reducer
 from unisono.reducer.replica import ModelReplica, ShardedReplica
 from unisono.rules import BSP, EASGD, BaseRule, Sharded
@@ -53,8 +53,8 @@ def begin(
     """Return the replica of parameters of these lengths; 64 bytes are a bucket for each that has 16 elements."""
     memory = BucketMemory([nn.Parameter(torch.zeros(length)) for length in lengths], Allocator())
     memory.lay_out(order, largest)
-    layout, agreement = Layout(2, len(lengths), memory.buckets), Agreement(message or ControlMessage(1.0))
-    return ModelReplica(programs_of(memory), layout, agreement)
+    layout = Layout(2, len(lengths), memory.buckets)
+    return ModelReplica(programs_of(memory), layout, message or ControlMessage(1.0))
 
 
 def test_a_gradient_is_released_when_all_its_parts_are_packed() -> None:
@@ -70,11 +70,11 @@ def test_a_gradient_is_released_when_all_its_parts_are_packed() -> None:
 
 def test_the_weight_comes_from_all_control_messages() -> None:
     begun = begin([1], [0], message=ControlMessage(2.0))
-    assert begun.agreement.result is None
+    assert begun.message.result is None
     begun.agree(Alone(ControlMessage(6.0)))  # type: ignore[arg-type]
     assert (begun.weight, begun.discarded) == (0.25, False)
-    assert begun.agreement.result is not None
-    assert begun.agreement.result.samples == 8
+    assert begun.message.result is not None
+    assert begun.message.result.samples == 8
     begun.agree(Alone(ControlMessage()))  # type: ignore[arg-type]
     assert begun.discarded
 
@@ -115,7 +115,7 @@ class Made:
         memory.lay_out((0,), 64)
         self.rule, self.traits, self.programs = rule, rule.traits, programs_of(memory, 1)
         self.exchange, self.sharded, self._step = exchange, sharded, step
-        self.replica: ModelReplica = self.make(Layout(2, 1, memory.buckets), Agreement(ControlMessage()))
+        self.replica: ModelReplica = self.make(Layout(2, 1, memory.buckets), ControlMessage())
 
 
 def test_each_kind_of_rule_has_its_replica() -> None:

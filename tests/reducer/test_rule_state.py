@@ -81,7 +81,7 @@ def test_another_layout_keeps_what_belongs_to_parameters(
     memory = memory_of(largest, order)
     state = filled(memory, rank, set(memory.keys))
     before = state.segments()
-    state.gather()
+    state.load(state.segments())
     memory.lay_out(new_order, new_largest)
     state.lay_out(keeps_anchor=True)
     after = state.segments()
@@ -101,7 +101,7 @@ def test_a_change_in_flight_that_is_not_whole_is_dropped() -> None:
     memory = memory_of(256, [0, 1, 2, 3, 4])
     state = filled(memory, 0, {1})
     assert (SENT, 1) in state.kept
-    state.gather()
+    state.load(state.segments())
     memory.lay_out([0, 1, 2, 3, 4], 1 << 20)  # one bucket
     state.lay_out(keeps_anchor=True)
     assert (SENT, 1) not in state.kept

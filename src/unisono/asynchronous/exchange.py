@@ -20,22 +20,13 @@ Memory: one copy of the model on a worker, and one for each worker on the server
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from unisono.asynchronous.messages import Order, Reply, WorkerHeader, decode_reply, reply_length
 from unisono.wires import wire_of
-
-
-class LastExchange(NamedTuple):
-    """Exchange that has ended on a worker."""
-
-    replies: list[Reply]
-    """Reply of each server."""
-    centre: dict[int, torch.Tensor]
-    """Centre that came, by key."""
 
 
 class WorkerExchange:
@@ -46,8 +37,8 @@ class WorkerExchange:
         self._header = WorkerHeader().encode()
         self._replies: dict[int, torch.Tensor] = {}
         self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.last: LastExchange | None = None
-        """The last exchange in which all servers have replied; None before the first."""
+        self.last: tuple[list[Reply], dict[int, torch.Tensor]] | None = None
+        """Replies and centre of the last exchange in which all servers have replied; None before the first."""
         self.centre: dict[int, torch.Tensor] = {}
         """Centre as it came last, by key."""
         self.centre_buffers: torch.Tensor | None = None
@@ -85,7 +76,7 @@ class WorkerExchange:
         replies = self.replies()
         if replies[0].orders & Order.SAVE:
             self.snapshot = self.take()
-        self.last = LastExchange(replies, dict(self.centre))
+        self.last = replies, dict(self.centre)
 
     def pull(self, key: int, flat: torch.Tensor, alpha: float) -> None:
         """Move the numbers of a bucket, as they were sent, by the share `alpha` towards the centre, in place."""

@@ -143,7 +143,8 @@ class MpiPort:
         self._comm, self._processes = comm, processes
         limit, stopped = min(timeout, SILENCE_SECONDS), self.stopped
         self._links = [MpiLink(comm, worker, False, limit, partial(stopped, worker)) for worker in range(workers)]
-        self._dead: frozenset[int] = frozenset()
+        self.dead: frozenset[int] = frozenset()
+        """Workers that are known to have died."""
         comm.Set_errhandler(MPI.ERRORS_RETURN)
 
     def poll(self) -> tuple[int, WorkerHeader] | None:
@@ -163,10 +164,6 @@ class MpiPort:
     def link(self, worker: int) -> MpiLink:
         return self._links[worker]
 
-    def dead(self) -> frozenset[int]:
-        """Return the workers that are known to have died."""
-        return self._dead
-
     def stopped(self, worker: int) -> bool:
         """Return True for a worker of this host whose process is stopped (SIGSTOP)."""
         return worker in self._processes and stat_of(self._processes[worker])[0] in STOPPED
@@ -176,7 +173,7 @@ class MpiPort:
         if not process_failed(error):
             return False
         # ask the library who has died, and accept it: later messages from anyone are received again
-        self._dead |= _failed_ranks(self._comm) & frozenset(range(len(self._links)))
+        self.dead |= _failed_ranks(self._comm) & frozenset(range(len(self._links)))
         self._comm.Ack_failed(self._comm.size)
         return True
 

@@ -69,7 +69,7 @@ class Server:
     """Workers that have died, or have not come for long after the training had ended."""
     broken: set[int] = field(default_factory=set)
     """Those of them that have stopped within an exchange: one that goes on applies its half, the server nothing."""
-    _arrived: deque[tuple[int, WorkerHeader]] = field(default_factory=deque)
+    _arrived: dict[int, WorkerHeader] = field(default_factory=dict)  # first come first
     _ended: set[int] = field(default_factory=set)
     _done: bool = False
 
@@ -81,7 +81,7 @@ class Server:
                 idle, since = POLL_SECONDS, time.monotonic()
                 continue
             seconds = time.monotonic() - since
-            for worker in sorted(self.port.dead() - self.gone):
+            for worker in sorted(self.port.dead - self.gone):
                 self._mark_gone(worker, "has died")
             self._check_replay(seconds)
             self._mark_absent(seconds)
@@ -113,7 +113,7 @@ class Server:
             if worker in self.broken and header.kind in (Kind.EXCHANGE, Kind.ENDED):
                 self._end_worker(worker, header)
             elif header.kind is Kind.EXCHANGE:
-                self._arrived.append((worker, header))
+                self._arrived[worker] = header
             elif header.kind is Kind.FETCH:
                 self._try(worker, self._send_centre)
             elif header.kind is Kind.ENDED:
@@ -133,22 +133,18 @@ class Server:
 
     def _serve_next(self) -> bool:
         """Serve the next worker, if it has come. Return True where one was served."""
-        waiting = [worker for worker, _ in self._arrived]
-        worker, applied = self._choose(waiting)
+        waiting, applied = [*self._arrived], True
+        if self.replay is not None:
+            worker, applied = self.replay.choose(waiting)
+        else:
+            last = [progress.exchange for progress in self.state.workers]
+            living = [worker for worker in self.living if worker not in self._ended]
+            worker = next_worker(waiting, last, self.state.exchanges, self.rule.staleness or None, living)
         if worker is None:
             return False
-        header = self._arrived[waiting.index(worker)][1]
-        del self._arrived[waiting.index(worker)]
+        header = self._arrived.pop(worker)
         self._try(worker, lambda served: self._serve(served, header, applied))
         return True
-
-    def _choose(self, waiting: Sequence[int]) -> tuple[int | None, bool]:
-        """Return the worker to serve next, and False where a replay has no such exchange: it is not applied."""
-        if self.replay is not None:
-            return self.replay.choose(waiting)
-        last = [progress.exchange for progress in self.state.workers]
-        living = [worker for worker in self.living if worker not in self._ended]
-        return next_worker(waiting, last, self.state.exchanges, self.rule.staleness or None, living), True
 
     def _serve(self, worker: int, header: WorkerHeader, applied: bool) -> None:
         """Reply to a worker and carry out the program of its exchange."""
@@ -246,7 +242,7 @@ class Server:
         awaited = self.replay is None and (bool(self._arrived) or (self.index == 0 and self.state.stopping))
         if not awaited or seconds < IDLE_SECONDS:
             return
-        here = {worker for worker, _ in self._arrived} | self._ended
+        here = self._ended | self._arrived.keys()
         for worker in self.living:
             if worker not in here and (self.port.stopped(worker) or seconds > self.timeout):
                 self._mark_gone(worker, f"is stopped, or has not come for {seconds:.0f} s")
@@ -259,7 +255,7 @@ class Server:
         self.gone.add(worker)
         self._ended.discard(worker)
         self.state = replace(self.state, saving=self.state.saving - {worker})
-        self._arrived = deque(pair for pair in self._arrived if pair[0] != worker)
+        self._arrived.pop(worker, None)
         self.report(f"worker {worker} {why}: the others go on without it")
         if self.log is not None:
             self.log.add(died=worker, number=self.state.exchanges)

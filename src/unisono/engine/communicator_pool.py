@@ -42,7 +42,7 @@ class CommunicatorPool(Closing):
     def __init__(self, world: World) -> None:
         self.engine = Engine(dict.fromkeys(("communication", "update", "computing", "node", "copies"), 1))
         self._world, self._dups = world, list[World]()
-        self._exclusive = list[ExclusiveVariable]()
+        self._exclusive: dict[int, ExclusiveVariable] = {}
         self._parts: dict[Partition, list[World]] = {}  # worlds of this rank's groups
         self._users: weakref.WeakSet[CommunicatorUser] = weakref.WeakSet()
         self.numbers = count(1)
@@ -80,9 +80,7 @@ class CommunicatorPool(Closing):
 
     def exclusive(self, communicator: int) -> ExclusiveVariable:
         """Return the variable that keeps the exchanges of a communicator in order."""
-        while len(self._exclusive) <= communicator:
-            self._exclusive.append(ExclusiveVariable(f"communicator {len(self._exclusive)}"))
-        return self._exclusive[communicator]
+        return self._exclusive.setdefault(communicator, ExclusiveVariable(f"communicator {communicator}"))
 
     def register(self, user: CommunicatorUser) -> None:
         """Register a user, once it is complete, to be notified when its exchanges have to end."""

@@ -160,6 +160,7 @@ class ShardedStep:
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
         self._optimizer, self._options = optimizer, options_of(optimizer)
+        self._states: dict[Any, State] = optimizer.state
         indices = {id(parameter): index for index, parameter in enumerate(parameters)}
         self._group = {
             indices[id(parameter)]: place
@@ -220,29 +221,26 @@ class ShardedStep:
         """Return the updates of parameters that the optimizer has."""
         return [update for update in updates if update.segment.parameter in self._group]
 
-    @property
-    def _states(self) -> dict[Any, State]:
-        return self._optimizer.state
-
 
 def segments_of(
-    ranges: Iterable[tuple[int, int, int, int]], length: int, ranks: int, rank: int
+    pieces: Iterable[tuple[int, slice, slice]], length: int, ranks: int, rank: int
 ) -> tuple[PlacedSegment, ...]:
     """Return the segments in a rank's shard of a bucket of `length` elements.
 
-    `ranges` has, for each parameter in it: its number, begin and end in the bucket, and its element that is at `begin`.
-    One without elements has its segment on every rank.
+    `pieces` has, for each parameter in it: its number, its elements in the bucket, and these in the parameter. One
+    without elements has its segment on every rank.
 
-    >>> segments_of([(3, 0, 4, 0), (2, 4, 9, 0), (1, 9, 12, 0)], 12, 4, 1)
+    >>> segments_of([(3, slice(0, 4), slice(0, 4)), (2, slice(4, 9), slice(0, 5))], 12, 4, 1)
     (PlacedSegment(segment=Segment(parameter=3, first=3, last=4), start=3), \
 PlacedSegment(segment=Segment(parameter=2, first=0, last=2), start=4))
     """
     low, high = bounds(length, ranks, rank)
     placed = []
-    for parameter, begin, end, offset in ranges:
-        start, stop = (begin, end) if begin == end else (max(begin, low), min(end, high))
-        if begin == end or start < stop:
-            placed.append(PlacedSegment(Segment(parameter, offset + start - begin, offset + stop - begin), start))
+    for parameter, here, part in pieces:
+        empty, shift = here.start == here.stop, part.start - here.start
+        start, stop = (here.start, here.stop) if empty else (max(here.start, low), min(here.stop, high))
+        if empty or start < stop:
+            placed.append(PlacedSegment(Segment(parameter, start + shift, stop + shift), start))
     return tuple(placed)
 
 

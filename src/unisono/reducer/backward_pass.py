@@ -52,10 +52,14 @@ class BackwardPass:
         """Begin a pass. With `arrivals`, who gets True from there has to `advance` it: the main thread, where it has to
         run collectives itself while the pass runs in another thread."""
         self.replica, self._accumulation, self._arrivals = replica, accumulation, arrivals
-        self._times, self._by_main, self._parameters = programs.times, programs.by_main, replica.memory.parameters
+        self._times, self._by_main, self._parameters = (
+            programs.times,
+            programs.overlap.by_main,
+            replica.memory.parameters,
+        )
         self._program, self._player, self._next = program, programs.player, 0
         self._sums, layout = programs.traits.sums, replica.layout
-        message = replica.agreement.message
+        message = replica.message
         self._contributes = message.contributes
         self._takes = message.contributes or (programs.traits.state.differs and message.samples is None)
         operations = {prepared.task.operation for prepared in program}

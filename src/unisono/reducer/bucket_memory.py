@@ -82,10 +82,8 @@ class BucketMemory:
         """Give every gradient a new place, for buckets that are sent in the order `sequence` (empty: as they fill).
 
         Earlier contents are lost, but those that are gradients of parameters: averages move with their places."""
-        averages = {}
-        for index, view in enumerate(self.views):
-            if lies_in(self.parameters[index].grad, view):
-                averages[index] = view.clone()
+        present = [index for index, view in enumerate(self.views) if lies_in(self.parameters[index].grad, view)]
+        averages = {index: self.views[index].clone() for index in present}
         for key in self.keys:
             self._finish_copies(key)
         for flat in (*self._flat.values(), *self._gradients.values()):
@@ -205,10 +203,6 @@ class BucketMemory:
             if gradient.untyped_storage().data_ptr() in storages:
                 parameter.grad = gradient.clone()
 
-    def place_gradient(self, index: int, gradient: torch.Tensor, weight: float) -> torch.Tensor:
-        """Write a gradient, times `weight`, to where it lies in its buckets, and return it there."""
-        return torch.mul(gradient, weight, out=self.views[index])
-
     def pack(
         self,
         key: int,
@@ -278,10 +272,6 @@ class BucketMemory:
                 flat[here] = self.in_order(self.parameters[index].detach(), index)[part]
         return flat
 
-    def unpack_weights(self, key: int) -> None:
-        """Copy the contents of a bucket to the weights of its parameters."""
-        self.write_weights(key, self.bucket(key))
-
     def write_weights(self, key: int, flat: torch.Tensor) -> None:
         """Copy a tensor like a bucket to the weights of its parameters."""
         with self.incoming(marked=True):
@@ -301,8 +291,7 @@ class BucketMemory:
     def segments(self, key: int, group: Sequence[int], rank: int) -> tuple[PlacedSegment, ...]:
         """Return the segments in a rank's shard of a bucket that the ranks of a group share: of its gradients, without
         the flags behind them."""
-        ranges = ((index, here.start, here.stop, part.start) for index, here, part in self._pieces[key - 1])
-        return segments_of(ranges, len(self.sums(key)), len(group), group.index(rank))
+        return segments_of(self._pieces[key - 1], len(self.sums(key)), len(group), group.index(rank))
 
     def segment_weights(self, segment: Segment) -> torch.Tensor:
         """Return the weights of a segment, flat; they may be the parameter's memory, and are not to be changed."""

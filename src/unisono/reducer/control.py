@@ -30,9 +30,9 @@ RANKS_PER_NUMBER = 48
 MAX_EXACT_INTEGER = 2.0**53
 
 
-@dataclass(frozen=True)
+@dataclass
 class ControlMessage:
-    """Part of the control message that one rank contributes."""
+    """Control message of one rank in a backward pass, and what all ranks have said."""
 
     samples: float | None = None
     """Samples that its loss is a mean of, as given by the program; None where none were given."""
@@ -43,6 +43,10 @@ class ControlMessage:
     requests: frozenset[str] = frozenset()
     changes: int | None = None
     """Number of times that its weights have changed in place since the last pass; None where they are not compared."""
+    expected_weight: float | None = None
+    """Factor of this rank's gradients that the result will most likely give; None where nothing may be expected."""
+    result: ControlResult | None = None
+    """Sum of all ranks' messages; None until it is known."""
 
     @property
     def contributes(self) -> bool:
@@ -117,17 +121,6 @@ class ControlResult:
             f"{reason}, but no rank has given the number of samples of its loss, so all ranks have the same weight: "
             "call unisono.add_samples(model, n) before each backward(), on every rank"
         )
-
-
-@dataclass
-class Agreement:
-    """Control message of a rank in one backward pass, and what all ranks have said."""
-
-    message: ControlMessage
-    result: ControlResult | None = None
-    """Sum of all ranks' messages; None until it is known."""
-    expected_weight: float | None = None
-    """Factor of this rank's gradients that the result will most likely give; None where nothing may be expected."""
 
 
 def encode(message: ControlMessage, rank: int, size: int) -> list[float]:
@@ -229,7 +222,7 @@ class StepControl:
         """Number of averages that have ended."""
         self._first_dimension: int | None = None  # first dimension of the last input since the last average
         self._requests: set[str] = set()  # of this rank, not yet sent
-        self._last: Agreement | None = None
+        self._last: ControlMessage | None = None
         self._reported: ControlResult | None = None  # the last result whose error or warning was reported
         self._samples_ever_given = self._warned = False
 
@@ -272,28 +265,29 @@ class StepControl:
         """Return True where all ranks have made a request with the last control message."""
         return self._result is not None and self._result.requested.get(kind, (0, 0))[0] == self._ranks
 
-    def begin(self, absent: bool, changes: int | None = None) -> Agreement:
+    def begin(self, absent: bool, changes: int | None = None) -> ControlMessage:
         """Return the message of a pass that begins. Requests that the last pass has not sent are in it again."""
         if self._last is not None and self._last.result is None:  # its step had no control message
-            self._requests |= self._last.message.requests
+            self._requests |= self._last.requests
         message = ControlMessage(self.samples, absent, self._first_dimension, frozenset(self._requests), changes)
+        message.expected_weight = self._expected_weight(message)
         self._requests -= message.requests
-        self._last = Agreement(message, expected_weight=self._expected_weight(message))
-        return self._last
+        self._last = message
+        return message
 
     def end_pass(self) -> None:
         """Begin to count the samples of the next average: those of this one were sent."""
         self.samples = self._first_dimension = None
         self.averages += 1
 
-    def discard(self, agreement: Agreement | None, newest: bool) -> None:
+    def discard(self, message: ControlMessage | None, newest: bool) -> None:
         """Make the requests of a failed pass again, but for "skip"; of the `newest`, or of none that had begun, discard
         the samples."""
         if newest:
             self.end_pass()
             self._last = None
-        if agreement is not None:
-            self._requests |= agreement.message.requests - {"skip"}
+        if message is not None:
+            self._requests |= message.requests - {"skip"}
 
     def check(self) -> None:
         """Raise the error, or issue the warning, of the last control message: once, when its result is known."""
@@ -315,9 +309,9 @@ class StepControl:
         depends on steps before."""
         if not message.contributes or message.samples is None:
             return 1.0 / self._ranks if message.contributes else None
-        if self._last is None or self._last.message.samples != message.samples or self._result is None:
+        if self._last is None or self._last.samples != message.samples or self._result is None:
             return None
-        weight = self._result.weight_of(self._last.message)
+        weight = self._result.weight_of(self._last)
         return weight if math.frexp(weight)[0] == 0.5 else None
 
     @property

@@ -57,6 +57,7 @@ from unisono.reducer.backward_pass import PassRunner
 from unisono.reducer.programs import Programs
 from unisono.reducer.replica import ModelReplica, ShardedReplica
 from unisono.reducer.scattered_gradient import GradientUse, scatter, use_of
+from unisono.reducer.structure import Structure
 from unisono.step.layout import Updates
 
 PER_PARAMETER_MODULES = ("torch.optim.", "unisono.optimizers.")
@@ -66,8 +67,10 @@ PER_PARAMETER_MODULES = ("torch.optim.", "unisono.optimizers.")
 class SplitStep:
     """Step of an optimizer, with the options (learning rate) it had when it began. Later changes have no effect."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]) -> None:
-        self._optimizer, self._parameters = optimizer, parameters
+    def __init__(self, optimizer: torch.optim.Optimizer, structure: Structure) -> None:
+        """Begin the step. Raises UsageError for a trainable parameter that is not the model's with this structure."""
+        begin_step(optimizer, structure.known)
+        self._optimizer, self._parameters = optimizer, structure.parameters
         per_parameter = type(optimizer).__module__.startswith(PER_PARAMETER_MODULES)
         splits = per_parameter and not is_patched(optimizer) and not has_hooks(optimizer)
         self.updates = Updates.PARTS if splits else Updates.WHOLE
@@ -88,33 +91,15 @@ class SplitStep:
         optimizer.step() if whole else make_step(optimizer)
 
 
-class BucketedOptimizer:
-    """Application of `optimizer` to the gradients of a model's parameters, part by part."""
-
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter], wait: Callable[[], object]
-    ) -> None:
-        """Make the optimizer's methods call `wait`, which waits for pending updates. Raises UsageError for LBFGS."""
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise UsageError(
-                "LBFGS computes the loss several times in a step; use unisono.parallel and its step(closure)"
-            )
-        self._optimizer, self._parameters = optimizer, parameters
-        self._known = {id(parameter) for parameter in parameters}
-        for name in ("zero_grad", "state_dict", "load_state_dict", "add_param_group"):
-            patched = vars(optimizer).get(name)
-            if isinstance(patched, partial) and patched.func is _wait_and_call:  # by an earlier Trainer
-                patched = patched.args[1]
-            waiting = partial(_wait_and_call, wait, patched, getattr(type(optimizer), name), weakref.ref(optimizer))
-            setattr(optimizer, name, waiting)
-
-    def begin(self) -> SplitStep:
-        """Return the step that begins.
-
-        Raises UsageError for a trainable parameter of the optimizer whose gradients are not averaged.
-        """
-        begin_step(self._optimizer, self._known)
-        return SplitStep(self._optimizer, self._parameters)
+def wait_on_use(optimizer: torch.optim.Optimizer, wait: Callable[[], object]) -> None:
+    """Make the optimizer's methods call `wait`, which waits for pending updates. Raises UsageError for LBFGS."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UsageError("LBFGS computes the loss several times in a step; use unisono.parallel and its step(closure)")
+    for name in ("zero_grad", "state_dict", "load_state_dict", "add_param_group"):
+        before = vars(optimizer).get(name, partial(_of_class, weakref.ref(optimizer), name))
+        if isinstance(before, partial) and before.func is _wait_and_call:  # by an earlier Trainer
+            before = before.args[1]
+        setattr(optimizer, name, partial(_wait_and_call, wait, before))
 
 
 def begin_step(optimizer: torch.optim.Optimizer, known: Collection[int]) -> None:
@@ -136,18 +121,15 @@ def check_known(optimizer: torch.optim.Optimizer, known: Collection[int]) -> Non
                 )
 
 
-def _wait_and_call(
-    wait: Callable[[], object],
-    patched: Callable[..., Any] | None,
-    function: Callable[..., Any],
-    optimizer: weakref.ref[torch.optim.Optimizer],
-    *arguments: Any,
-    **named: Any,
-) -> Any:
-    """Call a method of an optimizer, or what it was patched with, once all updates are finished: it needs final
-    gradients and state. The optimizer, which holds the call, is not kept alive."""
+def _wait_and_call(wait: Callable[[], object], method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Call a method of an optimizer once all updates are finished: it needs final gradients and state."""
     wait()
-    return function(optimizer(), *arguments, **named) if patched is None else patched(*arguments, **named)
+    return method(*arguments, **named)
+
+
+def _of_class(optimizer: weakref.ref[torch.optim.Optimizer], name: str, *arguments: Any, **named: Any) -> Any:
+    """Call a method as the optimizer's class has it. The optimizer, which holds the call, is not kept alive."""
+    return getattr(type(optimizer()), name)(optimizer(), *arguments, **named)
 
 
 METHODS = {"state_dict": "state_dict", "load_state_dict": "load_state_dict", "__getstate__": "attributes"}
@@ -176,8 +158,9 @@ class ShardedOptimizer:
         self._handles: list[RemovableHandle] = []
         self._set_aside: dict[int, torch.Tensor] = {}  # .grad of parameters while the user's optimizer makes its step
         self._placeholders: list[torch.Tensor | None] = [None] * len(self._parameters)  # of the last pass
-        for name in METHODS:
-            setattr(optimizer, name, partial(_call_sharded, weakref.ref(self), weakref.ref(optimizer), name))
+        for name, method in METHODS.items():
+            gone = partial(_of_class, weakref.ref(optimizer), name)
+            setattr(optimizer, name, weakly(getattr(self, method), gone))
         programs.layer_norms = isinstance(optimizer, LayerwiseOptimizer)
         self.lay_out()
         if own_loop:
@@ -342,17 +325,3 @@ class ShardedOptimizer:
 
 def _refuse(*_: object, **__: object) -> None:
     raise UsageError(IN_SHARDS)
-
-
-def _call_sharded(
-    sharded: weakref.ref[ShardedOptimizer],
-    optimizer: weakref.ref[torch.optim.Optimizer],
-    name: str,
-    *arguments: Any,
-    **named: Any,
-) -> Any:
-    """Call a method of an optimizer that reads or writes the whole state. The optimizer holds the call, so neither of
-    the two is kept alive."""
-    if (living := sharded()) is not None:
-        return getattr(living, METHODS[name])(*arguments, **named)
-    return getattr(type(optimizer()), name)(optimizer(), *arguments, **named)

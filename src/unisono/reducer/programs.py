@@ -20,6 +20,7 @@ from unisono.reducer.virtual_ranks import VirtualRanks
 from unisono.reducer.weights import RuleState, without_changes
 from unisono.rules import BaseRule
 from unisono.step.layout import Layout, Updates
+from unisono.step.overlaps import Overlap
 from unisono.step.play import LinkOf, Player, Prepared
 from unisono.step.program import Step, StepProgram
 from unisono.step.verify import check_groups, check_threads
@@ -31,10 +32,8 @@ class Programs:
 
     player: Player
     """Player that runs the programs."""
-    by_main: bool
-    """True where the main thread runs collectives."""
-    beside_main: bool
-    """True where a backward pass in another thread goes on meanwhile."""
+    overlap: Overlap
+    """Overlap of the setting."""
     exact: ExactSums | None = None
     """Sums of integers, with the wire "exact"."""
     virtual: VirtualRanks | None = None
@@ -167,15 +166,14 @@ class Programs:
 
     def _adopt(self) -> None:
         """Lay the buckets out by the setting; the rule's memory follows them. No program may be running."""
-        self.rule_memory.gather()
+        self.rule_memory.load(self.rule_memory.segments())
         setting = self.tuning.setting
         self.memory.lay_out(self.tuning.order, setting.bucket_bytes, setting.sequence, setting.end_ratio)
         self._made.clear()
         self._prepared.clear()
         self._rule = replace(self._rule, overlap=setting.overlap, outstanding=setting.outstanding)
-        overlap = self._rule.found_overlap
-        self.by_main, self.beside_main = overlap.by_main, overlap.beside_main
-        phases = self.layout().phases if overlap.phases else ()
+        self.overlap = self._rule.found_overlap
+        phases = self.layout().phases if self.overlap.phases else ()
         if (self.communicators, self._phases) != (self._rule.communicators, phases):
             self.communicators, self._phases = self._rule.communicators, phases
             pool, user = self.collectives.pool, self.collectives.user

@@ -41,7 +41,7 @@ from unisono.reducer.accumulation import Accumulation
 from unisono.reducer.backward_pass import BackwardPass, PassRunner
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
-from unisono.reducer.control import Agreement, StepControl
+from unisono.reducer.control import ControlMessage, StepControl
 from unisono.reducer.hooks import ATTRIBUTE, LIVING, BackwardEndCallback, attach, check_kept, reducer_of, register_hooks
 from unisono.reducer.optimizer import ShardedOptimizer, SplitStep, check_known
 from unisono.reducer.parameter_parts import UNSPLIT, ParameterParts
@@ -132,8 +132,8 @@ class Reducer:
         if self.control.record_input(first):
             self.times.begin()
 
-    def backward(self, backward: Callable[[], Any], step: SplitStep | ShardedStep) -> None:
-        """Run a backward pass whose gradients an optimizer's step applies. A step in parts returns before all are
+    def backward(self, backward: Callable[[], Any], optimizer: torch.optim.Optimizer) -> None:
+        """Run a backward pass whose gradients the optimizer's step applies. A step in parts returns before all are
         applied: wait for all (`runner.wait`), or for each parameter that is read (`runner.wait_for`)."""
 
         def run() -> None:
@@ -141,10 +141,10 @@ class Reducer:
             if self.runner.current is not None and not self.runner.current.ended:  # autograd has not ended it
                 self.finalize()
 
-        self._step = step
+        self._step = SplitStep(optimizer, self.structure) if self.sharded is None else self.sharded.begin()
         try:
             self.prepare_for_backward()
-            if self.programs.beside_main:
+            if self.programs.overlap.beside_main:
                 self.runner.run_beside_main(run)
             else:
                 run()
@@ -356,9 +356,9 @@ class Reducer:
         self._prepared = self.accumulation.accumulated = False
         changes = self.accumulation.begin_pass()
         compares = self.traits.state is RankState.WHOLE and not absent and self._step is None
-        agreement = self.control.begin(absent, changes if compares else None)
+        message = self.control.begin(absent, changes if compares else None)
         layout, program = self.programs.next(self._updates(), self.clip)
-        replica = self._replica_of(layout, agreement)
+        replica = self._replica_of(layout, message)
         begun = BackwardPass(replica, program, self.programs, self.accumulation, self.runner.arrivals)
         self.runner.current = self.runner.last = begun
         return begun
@@ -373,23 +373,23 @@ class Reducer:
             return Updates.OUTSIDE
         return self._step.updates if isinstance(self._step, SplitStep) else Updates.PARTS
 
-    def _replica_of(self, layout: Layout, agreement: Agreement) -> ModelReplica:
+    def _replica_of(self, layout: Layout, message: ControlMessage) -> ModelReplica:
         """Return what the tasks of a pass act on. Raises UsageError where a sharded rule has no optimizer."""
         step = self._step
         if self.traits.state is RankState.SHARDED:
             if self.sharded is None:
                 raise UsageError(f"{type(self.rule).__name__} needs the optimizer: call Reducer.shard(optimizer)")
             assert not isinstance(step, SplitStep), "the step is that of `sharded`"
-            return ShardedReplica(self.programs, layout, agreement, step)
+            return ShardedReplica(self.programs, layout, message, step)
         assert not isinstance(step, ShardedStep), "only sharded rules have such steps"
-        replica = ModelReplica(self.programs, layout, agreement, None if step is None else step.update)
+        replica = ModelReplica(self.programs, layout, message, None if step is None else step.update)
         replica.exchange = self.exchange
         return replica
 
     def _discard(self, begun: BackwardPass | None) -> None:
         """Discard a backward pass that has failed."""
         newest = self.runner.discard(begun)
-        self.control.discard(None if begun is None else begun.replica.agreement, newest)
+        self.control.discard(None if begun is None else begun.replica.message, newest)
         awaits_step = begun is not None and begun.replica.layout.updates is Updates.OUTSIDE
         if newest and awaits_step and self.traits.state.differs:  # a period counts steps, and none was made
             self.programs.step -= 1  # it has exchanged nothing

@@ -19,7 +19,7 @@ from unisono.errors import UnisonoError
 from unisono.optimizers.layerwise import SumNorms
 from unisono.optimizers.sharded import ShardedStep
 from unisono.reducer.bucket_memory import lies_in
-from unisono.reducer.control import Agreement, decode, difference_of, encode
+from unisono.reducer.control import ControlMessage, decode, difference_of, encode
 from unisono.reducer.parameter_parts import norm_of_all
 from unisono.reducer.programs import Programs
 from unisono.reducer.scattered_gradient import GradientUse, StepResult, step_numbers, step_result
@@ -41,8 +41,10 @@ class ModelReplica:
     exchange: WorkerExchange | None = None
     """This worker's end of its exchanges with servers, where the rule has some."""
 
-    def __init__(self, programs: Programs, layout: Layout, agreement: Agreement, update: Update | None = None) -> None:
-        self.memory, self.layout, self.agreement = programs.memory, layout, agreement
+    def __init__(
+        self, programs: Programs, layout: Layout, message: ControlMessage, update: Update | None = None
+    ) -> None:
+        self.memory, self.layout, self.message = programs.memory, layout, message
         self.kept = programs.rule_memory.kept
         """Tensors that the rule keeps between steps."""
         self._buffers, self._update = programs.buffers, update
@@ -75,8 +77,7 @@ class ModelReplica:
             self.integers, self.maxima, self.decode = exact.integers, exact.maxima, exact.decode
             self.arrivals = lambda key: map(integers, memory.arrivals(key))
         self.read_weights, self.write_weights = memory.read_weights, memory.write_weights
-        self.fill_bucket = memory.fill_bucket
-        self.pack_weights, self.unpack_weights = memory.pack_weights, memory.unpack_weights
+        self.pack_weights, self.fill_bucket = memory.pack_weights, memory.fill_bucket
 
     def discard(self) -> None:
         """Discard the pass: running tasks set no gradient from here on."""
@@ -100,7 +101,7 @@ class ModelReplica:
         caches, and its memory is free for the next one. Return it there."""
         self.placed[index] = weight
         with torch.no_grad():
-            return self.memory.place_gradient(index, gradient, weight)
+            return torch.mul(gradient, weight, out=self.memory.views[index])
 
     def weight_of_ready(self, operations: Set[Operation]) -> float | None:
         """Return the weight with which gradients are placed when they are ready, for a program with these operations;
@@ -109,10 +110,10 @@ class ModelReplica:
             return None
         if PACK_SUM in operations:
             return 1.0
-        return self.agreement.expected_weight if PACK in operations else None
+        return self.message.expected_weight if PACK in operations else None
 
     def agree(self, world: World) -> None:
-        message = self.agreement.message
+        message = self.message
         encoded = encode(message, world.rank, world.size)
         weights = [0.0] * world.size if self.memory.parts.groups else []
         if weights:
@@ -124,13 +125,13 @@ class ModelReplica:
         self.weight, self._samples = result.weight_of(message), result.samples
         if result.error() is not None:
             self.discard()
-        self.agreement.result = result
+        message.result = result
 
     def _compare_weights(self, world: World) -> str:
         """Return the error of all ranks where the weights that they all have differ; empty where they do not."""
         common = [weights for index, weights in enumerate(self.memory.parameters) if self.memory.parts.of(index) == 1]
         table = torch.zeros(world.size, 3, dtype=torch.float64, device="cpu")
-        changes = self.agreement.message.changes
+        changes = self.message.changes
         if changes is not None:
             same = (
                 digest(common) if common or changes or not self.memory.parts.groups else -1
@@ -163,7 +164,7 @@ class ModelReplica:
         if place.parts > 1:
             weight = self.memory.parts.weight(self._loss_weights, self._rank, place.parts, mean=scaled)
         if self._exact is None:
-            gradients, result = self.gradients, self.agreement.result
+            gradients, result = self.gradients, self.message.result
             nothing_counts = result is not None and not result.samples and not result.without_samples
             if self._averages and place.parts == 1 and nothing_counts:
                 gradients, weight = {**self.gradients, **self._averages}, 1 / self.layout.ranks
@@ -256,8 +257,8 @@ class ShardedReplica(ModelReplica):
     """Replica that the tasks of `rules/sharded.py` act on: by shards. They update by `step`; None: the program has made
     none."""
 
-    def __init__(self, programs: Programs, layout: Layout, agreement: Agreement, step: ShardedStep | None) -> None:
-        super().__init__(programs, layout, agreement)
+    def __init__(self, programs: Programs, layout: Layout, message: ControlMessage, step: ShardedStep | None) -> None:
+        super().__init__(programs, layout, message)
         memory, rank = self.memory, self._rank
         segments = {key: memory.segments(key, layout.group_of(key, rank), rank) for key in layout.keys}
         beside = partial(memory.incoming, marked=True)
@@ -306,9 +307,6 @@ class ShardedReplica(ModelReplica):
         with self.lock:
             if self.discarded:
                 return
-        if self.shards.step is not None:
-            self.unpack_weights(key)
-            return
-        parameters = tuple(self.memory.parameters[index] for index in self.layout.bucket(key).parameters)
-        with _unsafe_preserve_version_counter(parameters):
-            self.unpack_weights(key)
+        unnoticed = () if self.shards.step is not None else self.layout.bucket(key).parameters
+        with _unsafe_preserve_version_counter(tuple(self.memory.parameters[index] for index in unnoticed)):
+            self.write_weights(key, self.bucket(key))

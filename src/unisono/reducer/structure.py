@@ -36,7 +36,8 @@ class Structure:
         self.names, self.parameters = trainable(model)
         """Names and tensors of the trainable parameters, each under its first name."""
         self._forms = list(map(_form, self.parameters))
-        self._known = {id(parameter) for parameter in self.parameters}
+        self.known = {id(parameter) for parameter in self.parameters}
+        """Ids of the trainable parameters."""
         self.remedy = (
             "call unisono.parallel(model, world) again, on all ranks, and make a new Trainer if one trains the model"
         )
@@ -75,7 +76,7 @@ class Structure:
             return None
         names, parameters = trainable(model)
         for name, parameter in zip(names, parameters, strict=True):
-            if id(parameter) not in self._known and isinstance(parameter, torch.nn.Parameter):
+            if id(parameter) not in self.known and isinstance(parameter, torch.nn.Parameter):
                 return name
         if all(
             isinstance(parameter, torch.nn.Parameter) for parameter in parameters
@@ -91,7 +92,7 @@ class Structure:
         modules = list(model.modules())
         self._modules = modules[1:]  # without the model itself
         self._seen = list(_members(modules))
-        self._frozen = [parameter for parameter in model.parameters() if id(parameter) not in self._known]
+        self._frozen = [parameter for parameter in model.parameters() if id(parameter) not in self.known]
 
 
 def trainable(model: torch.nn.Module) -> tuple[list[str], list[torch.nn.Parameter]]:

@@ -131,14 +131,12 @@ class VirtualRanks:
     ) -> Gradients:
         """Return the gradients of a share of any rank, whose pass on its `tensors` `run` makes. Nothing of it stays."""
         buffers = copies_of_buffers(model)
-        self.accumulation.averages = False
         try:
-            with random_numbers_kept(self.device), _deterministic():
+            with self.accumulation.no_sync(), random_numbers_kept(self.device), _deterministic():
                 self._begin_share(seed, share)
                 run(*tensors)
             return self._take_gradients()
         finally:
-            self.accumulation.averages = True
             restore_buffers(buffers)
 
     def _cuts(self, tensors: tuple[torch.Tensor, ...], whole: int | None) -> list[tuple[int, int]]:

@@ -57,12 +57,8 @@ class RuleState:
             self.kept[ANCHOR, key] = self._memory.read_weights(key)
         return [self.kept[ANCHOR, key] for key in missing]
 
-    def gather(self) -> None:
-        """Prepare the memory for a change of the layout. No task may be running."""
-        self.load(self.segments())
-
     def segments(self) -> Segments:
-        """Return a copy of the memory, in segments. No exchange may be in flight."""
+        """Return a copy of the memory, in segments. No task may be running, and no exchange in flight."""
         if self._segments is not None:
             return self._segments
         segments: dict[str, list[Segment]] = {}

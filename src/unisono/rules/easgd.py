@@ -140,7 +140,7 @@ def pull(alpha: float) -> Operation:
 
     def act(replica: Any, task: Task, _: Any) -> None:
         replica.exchange.pull(task.key, replica.bucket(task.key), alpha)
-        replica.unpack_weights(task.key)
+        replica.write_weights(task.key, replica.bucket(task.key))
 
     return Operation("pull", act, _pull, letter="l")
 

@@ -357,7 +357,7 @@ def pack_weights(ranks: int | None = None) -> Operation:
 
 UNPACK_WEIGHTS = Operation(
     "unpack_weights",
-    lambda replica, task, _: replica.unpack_weights(task.key),
+    lambda replica, task, _: replica.write_weights(task.key, replica.bucket(task.key)),
     _unpack_weights,
     price_unpack,
     letter="U",

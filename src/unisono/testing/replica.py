@@ -173,9 +173,6 @@ class InProcessReplica:
     def pack_weights(self, key: int, ranks: int) -> None:
         self._sent[key] = self.read_weights(key) / ranks
 
-    def unpack_weights(self, key: int) -> None:
-        self.write_weights(key, self._sent[key])
-
     def read_weights(self, key: int) -> torch.Tensor:
         return torch.cat([self.parameters[index].detach().reshape(-1)[a:b] for index, a, b in self._ranges(key)])
 
@@ -220,9 +217,8 @@ class InProcessReplica:
         """Segments in this rank's shards of the buckets, by key."""
         segments = {}
         for key in self.layout.keys:
-            ranges = [(index, here.start, here.stop, part.start) for index, here, part in self._pieces(key)]
-            group = self.layout.group_of(key, self.rank)
-            segments[key] = segments_of(ranges, ranges[-1][2], len(group), group.index(self.rank))
+            pieces, group = [*self._pieces(key)], self.layout.group_of(key, self.rank)
+            segments[key] = segments_of(pieces, pieces[-1][1].stop, len(group), group.index(self.rank))
         return segments
 
     def _weights_of(self, segment: Segment) -> torch.Tensor:

@@ -18,10 +18,9 @@ from unisono.device import check_not_captured, device_of, is_on_host
 from unisono.engine import weakly
 from unisono.errors import TensorError, UsageError
 from unisono.optimizers.layerwise import LayerwiseOptimizer
-from unisono.optimizers.sharded import ShardedStep
 from unisono.reducer import reducer_of
 from unisono.reducer.hooks import wait_on_access
-from unisono.reducer.optimizer import BucketedOptimizer, SplitStep
+from unisono.reducer.optimizer import wait_on_use
 from unisono.reducer.virtual_ranks import name_nondeterministic
 from unisono.rules import BaseRule
 from unisono.step.rule import RankState
@@ -106,7 +105,7 @@ class Trainer:
         self._clip, self._is_layerwise = clip, isinstance(optimizer, LayerwiseOptimizer)
         if sharded:
             self.reducer.shard(optimizer, own_loop=False)
-        self._optimizing = BucketedOptimizer(optimizer, self.reducer.parameters, weakly(self.reducer.runner.wait))
+        wait_on_use(optimizer, weakly(self.reducer.runner.wait))
         self._exchanges = bool(links_of(model))  # a rank without samples calls the model, too
         self._awaits = wait_on_access(model, self.reducer.runner.wait_for, self.reducer.runner.wait_for_buffers)
         self._accounted = dict.fromkeys(("waiting", "communicating", "updating"), 0.0)
@@ -174,7 +173,7 @@ class Trainer:
         reducer.zero_grad()
         with self.span("backward", "computing"):
             if reducer.accumulation.averages:
-                reducer.backward(loss.backward, self._begin_update())
+                reducer.backward(loss.backward, self.optimizer)
             else:
                 loss.backward()  # type: ignore[no-untyped-call]
         return (loss.item() if is_on_host(loss) else loss.detach()) * samples if samples else 0.0
@@ -182,7 +181,7 @@ class Trainer:
     def _pass_without_samples(self) -> None:
         """Make the pass of a rank that has no samples, or none left."""
         self.reducer.zero_grad()
-        self.reducer.backward(self.reducer.synchronize, self._begin_update())
+        self.reducer.backward(self.reducer.synchronize, self.optimizer)
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor of a batch on the model's device: a copy of one on the host."""
@@ -191,9 +190,6 @@ class Trainer:
         if not is_on_host(tensor):
             raise TensorError(f"the batch is on {tensor.device}, and the model on {self.device}: move one to the other")
         return tensor.to(self.device, non_blocking=True)
-
-    def _begin_update(self) -> SplitStep | ShardedStep:
-        return self._optimizing.begin() if self.reducer.sharded is None else self.reducer.sharded.begin()
 
     def request(self, kind: str) -> None:
         """Request "save", "stop" or "copy" from all ranks, with the next control message.
