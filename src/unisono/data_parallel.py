@@ -98,7 +98,6 @@ def parallel(
     if not (isinstance(model, torch.nn.Module) and isinstance(world, World)):
         raise UsageError(f"parallel(model, world) was given a {type(model).__name__} and a {type(world).__name__}")
     check_rule(chosen)
-    sharded = chosen.traits.state is RankState.SHARDED
     _check_rule(model, chosen, optimizer)
     if (example is not None) != (plan == AUTO):
         raise UsageError('plan="auto" needs example=inputs, a batch as one rank has it, and no other plan takes one')
@@ -119,7 +118,7 @@ def parallel(
         check_split_optimizer(model, optimizer)
         if plan is not None and links_of(model) and optimizer.state:  # Adagrad has it from the start
             optimizer.load_state_dict(cut_optimizer_state(model, optimizer, optimizer.state_dict()))
-        if sharded:
+        if chosen.traits.state is RankState.SHARDED:
             reducer.shard(optimizer, own_loop=True)
         else:
             reducer.follow(optimizer)
@@ -148,8 +147,15 @@ def _check_rule(model: torch.nn.Module, rule: BaseRule, optimizer: torch.optim.O
             f"the optimizer is a {type(optimizer).__name__}, which is no torch.optim.Optimizer, so its steps cannot be "
             "followed: pass the optimizer that it calls"
         )
-    if state.differs and optimizer is not None:
-        _check_parameters(model, optimizer, name)
+    if optimizer is not None and state.differs:  # its step has to be the last change before weights are averaged
+        known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for key, parameter in zip(*trainable(model), strict=True):
+            if id(parameter) not in known:
+                raise UsageError(
+                    f"{name} averages all weights after the step of one optimizer, which does not have parameter "
+                    f"{key}: give it all parameters, in groups where their options differ, or freeze {key} by "
+                    "requires_grad_(False)"
+                )
     former = reducer_of(model)
     if former is not None and former.structure.differs(model):
         former.give_back()  # while its world can gather the state
@@ -254,11 +260,13 @@ def attach(
 ) -> Reducer:
     """Give all ranks rank 0's weights and buffers, split the model by a plan, and average gradients in each backward
     pass; return the reducer. Each of the `virtual_ranks` computes with `threads` threads."""
-    if (world.size > 1 or virtual_ranks) and not rule.traits.state.differs:
-        _refuse_max_norm(model)
-    prepare(model)
-    if not rule.traits.state.differs:
-        _refuse_grad_dtype(model)
+    prepare(model, alike=(world.size > 1 or virtual_ranks > 0) and not rule.traits.state.differs)
+    for name, parameter in zip(*trainable(model), strict=True):
+        if parameter.grad_dtype not in (None, parameter.dtype) and not rule.traits.state.differs:
+            raise UsageError(
+                f"parameter {name} of {parameter.dtype} has gradients of {parameter.grad_dtype} (grad_dtype), which "
+                "are averaged in the parameter's own dtype: leave grad_dtype as it is"
+            )
     if virtual_ranks:
         torch.set_num_threads(threads)
         if rule.exchange.wire is None:
@@ -278,7 +286,10 @@ def attach(
     if plan is not None:
         split_model(model, world, plan)
     reducer = Reducer(model, world, rule, parameter_parts(model), virtual_ranks)
-    _log_device(world, device)
+    on_device = device.type != HOST
+    sums = f"; {world.device_transports(device)}" if on_device and world.size > 1 else ""  # all ranks ask
+    if on_device and world.rank == 0:
+        logging.getLogger("unisono").info(f"model on {device}{sums}")
     for link in links_of(model):
         link.weigh_by(reducer.loss_weight)
     if links_of(model) and not is_checked:
@@ -307,14 +318,6 @@ def _check_step(model: weakref.ref[torch.nn.Module], optimizer: torch.optim.Opti
         reducer.complete_norms(optimizer)
 
 
-def _log_device(world: World, device: torch.device) -> None:
-    """Let rank 0 log a device that is not the host, and how sums of its tensors travel. Collective."""
-    if device.type != HOST:
-        sums = f"; {world.device_transports(device)}" if world.size > 1 else ""
-        if world.rank == 0:
-            logging.getLogger("unisono").info(f"model on {device}{sums}")
-
-
 def check_exact(model: torch.nn.Module, ranks: int, rule: BaseRule, virtual_ranks: int) -> None:
     """Raise UsageError where gradients cannot be summed exactly, or not in shares of so many virtual ranks."""
     named = f"virtual_ranks = {virtual_ranks}"
@@ -337,19 +340,6 @@ def check_exact(model: torch.nn.Module, ranks: int, rule: BaseRule, virtual_rank
             )
 
 
-def _check_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rule: str) -> None:
-    """Raise UsageError for a trainable parameter that the optimizer does not have: its step would not be the last
-    change of weights before they are averaged."""
-    known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for name, parameter in zip(*trainable(model), strict=True):
-        if id(parameter) not in known:
-            raise UsageError(
-                f"{rule} averages all weights after the step of one optimizer, which does not have "
-                f"parameter {name}: give it all parameters, in groups where their options differ, or freeze {name} by "
-                "requires_grad_(False)"
-            )
-
-
 def _plan_by_prediction(model: torch.nn.Module, world: World, example: Example, reason: str) -> ParallelPlan | None:
     """Return the chosen plan, the same on all ranks, and log it; None where nothing is split, as `reason` says."""
     prepare(model)
@@ -364,8 +354,8 @@ def _plan_by_prediction(model: torch.nn.Module, world: World, example: Example, 
     return plan
 
 
-def prepare(model: torch.nn.Module) -> None:
-    """Raise UsageError for a model that cannot be made parallel.
+def prepare(model: torch.nn.Module, alike: bool = False) -> None:
+    """Raise UsageError for a model that cannot be made parallel, or whose ranks' weights cannot be `alike`.
 
     A parallel model whose parameters have changed since can be made parallel again.
     """
@@ -386,33 +376,18 @@ def prepare(model: torch.nn.Module) -> None:
             "it is no longer used"
         )
     for name, module in model.named_modules():
-        sparse = isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse
-        if sparse and module.weight.requires_grad:
+        if not (isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.weight.requires_grad):
+            continue
+        if module.sparse:
             raise UsageError(f"{name or 'the model'} gives sparse gradients, which are not averaged: use sparse=False")
-    if reducer is not None:
-        reducer.release()
-
-
-def _refuse_max_norm(model: torch.nn.Module) -> None:
-    """Raise UsageError for weights that a forward pass changes, on each rank those that it looks up."""
-    for name, module in model.named_modules():
-        limited = isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.max_norm is not None
-        if limited and module.weight.requires_grad:
+        if alike and module.max_norm is not None:
             raise UsageError(
                 f"{name or 'the model'} has max_norm={module.max_norm:g}: its forward pass scales the rows that this "
                 "rank looks up, so weights of ranks would differ: use max_norm=None, and after each step on all ranks "
                 f"weight.data.renorm_({module.norm_type:g}, 0, {module.max_norm:g})"
             )
-
-
-def _refuse_grad_dtype(model: torch.nn.Module) -> None:
-    """Raise UsageError for a parameter with gradients of another dtype, as which an average cannot be set."""
-    for name, parameter in zip(*trainable(model), strict=True):
-        if parameter.grad_dtype not in (None, parameter.dtype):
-            raise UsageError(
-                f"parameter {name} of {parameter.dtype} has gradients of {parameter.grad_dtype} (grad_dtype), which "
-                "are averaged in the parameter's own dtype: leave grad_dtype as it is"
-            )
+    if reducer is not None:
+        reducer.release()
 
 
 def _held_elsewhere(model: torch.nn.Module, reducer: Reducer | None) -> str | None:

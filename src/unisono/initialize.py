@@ -49,7 +49,7 @@ def init(table: Path | None = None, timeout: float | None = None) -> World:
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     leader, on_node = node.bcast(comm.rank, 0), node.rank
     shares = shares_of(node.allgather(available_cores()), alone=comm.size == 1)
-    _unlink_startup_memory(node)
+    _unlink_startup_files(node)
     _call_witness(node, comm)  # after it, `startup.py` cleans up no more
     node.Free()
     if "OMP_NUM_THREADS" not in os.environ:
@@ -103,33 +103,23 @@ def _call_witness(node: MPI.Comm, comm: MPI.Comm) -> None:
     atexit.register(witness.notify, comm.rank)
 
 
-def _unlink_startup_memory(node: MPI.Comm) -> None:
-    """Unlink MPI's own start-up memory from /dev/shm: all ranks of the node have mapped it.
+def _unlink_startup_files(node: MPI.Comm) -> None:
+    """Unlink MPI's own start-up memory, which all ranks of the node have mapped, and hydra's description of the node's
+    hardware, which they have read.
 
-    MPICH does so only at a regular end, so every killed or aborted job would leave a file behind.
+    MPICH and hydra do so only at a regular end, so every killed or aborted job would leave files behind. Hydra's is
+    known by its name, its owner and its age: no older than hydra.
     """
-    maps = Path("/proc/self/maps")
     node.Barrier()
-    if node.rank == 0 and maps.exists():
-        mapped = {line.split()[-1] for line in maps.read_text().splitlines() if "/dev/shm/mpich_shm_" in line}
-        for name in mapped:
-            if not name.endswith("(deleted)"):
-                Path(name).unlink(missing_ok=True)
-    if node.rank == 0:
-        _unlink_launcher_files()
-
-
-def _unlink_launcher_files() -> None:
-    """Remove hydra's description of the node's hardware from /tmp: the ranks have read it when they started.
-
-    Hydra removes it at its end, unless it is killed. It is known by its name, its owner and its age: no older than
-    hydra.
-    """
-    if name_of(os.getppid()) != "hydra_pmi_proxy":
+    if node.rank:
         return
-    born = started_at(os.getppid())
-    for path in Path("/tmp").glob("hydra_hwloc_xmlfile_*"):
+    maps, hydra = Path("/proc/self/maps"), os.getppid()
+    lines = maps.read_text().splitlines() if maps.exists() else []
+    for name in {line.split()[-1] for line in lines if "/dev/shm/mpich_shm_" in line}:
+        if not name.endswith("(deleted)"):
+            Path(name).unlink(missing_ok=True)
+    for path in Path("/tmp").glob("hydra_hwloc_xmlfile_*") if name_of(hydra) == "hydra_pmi_proxy" else ():
         with suppress(FileNotFoundError):
             about = path.stat()
-            if about.st_uid == os.geteuid() and about.st_mtime >= born - 1:
+            if about.st_uid == os.geteuid() and about.st_mtime >= started_at(hydra) - 1:
                 path.unlink()

@@ -26,7 +26,6 @@ class Placement:
 
     @cached_property
     def ranks(self) -> int:
-        """Number of ranks."""
         return sum(len(node) for node in self.nodes)
 
     @property
@@ -44,7 +43,6 @@ class Placement:
         return self.node_of_rank[rank]
 
     def supernode_of(self, rank: int) -> int:
-        """Return the number of the supernode of `rank`."""
         return self.supernodes[self.node_of_rank[rank]] if self.supernodes else 0
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from unisono.testing.pretend import reseed, use_pretend
-from unisono.testing.pretend_device import StreamEngine
+from unisono.testing.pretend_device import Memory, StreamEngine
 
 pytestmark = pytest.mark.device  # such tests come last: the device stays in the process
 
@@ -397,10 +397,9 @@ def test_threads_have_their_own_streams_and_backward_passes() -> None:
 
 def test_memory_ends_with_its_tensors() -> None:
     gc.collect()
-    from unisono.testing import pretend as module
 
     def blocks() -> int:
-        return sum(type(thing) is module._Owner for thing in gc.get_objects())
+        return sum(type(thing) is Memory for thing in gc.get_objects())
 
     before = blocks()
     tensors = [torch.ones(10, device="pretend")[2:] for _ in range(5)]

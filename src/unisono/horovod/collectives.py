@@ -433,7 +433,5 @@ def broadcast_optimizer_state(
         state = tree_map_only(torch.Tensor, torch.Tensor.cpu, state_dict["state"])
     else:
         state = tree_map_only(torch.Tensor, partial(torch.empty_like, device="cpu"), shapes)
-    for leaf in tree_leaves(state):
-        if isinstance(leaf, torch.Tensor):
-            broadcast_(leaf, root_rank)
+    broadcast_parameters([leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)], root_rank)
     optimizer.load_state_dict({"state": state, "param_groups": groups})  # on all: it may change a tensor's dtype

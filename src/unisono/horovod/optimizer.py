@@ -216,7 +216,11 @@ class GradientExchange:
 
     def synchronize(self) -> None:
         """Average the gradients, unless the last backward pass has done so. Called by all ranks together."""
-        self._check_parameters()
+        if any(id(parameter) not in self.parameters for parameter in _parameters_of(self.optimizer)):
+            raise UsageError(
+                "a parameter was added to the optimizer after DistributedOptimizer had it, so that nothing would "
+                f"average its gradient: {REMEDY}"
+            )
         if max(self._counts, default=0) < self._passes:
             self._alone.close()
             self.reducer.synchronize()
@@ -265,13 +269,6 @@ class GradientExchange:
             raise UsageError(
                 f"a gradient was computed {self._counts[index]} times since the last step, and "
                 f"backward_passes_per_step is {self._passes}: raise it, or call step() or zero_grad() more often"
-            )
-
-    def _check_parameters(self) -> None:
-        if any(id(parameter) not in self.parameters for parameter in _parameters_of(self.optimizer)):
-            raise UsageError(
-                "a parameter was added to the optimizer after DistributedOptimizer had it, so that nothing would "
-                f"average its gradient: {REMEDY}"
             )
 
 

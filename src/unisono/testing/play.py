@@ -19,8 +19,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -34,7 +35,7 @@ from unisono.schedules.pieces import Cut, bounds
 from unisono.schedules.schedule import Action, Program
 from unisono.step.costs import Costs
 from unisono.step.predict import Clock, Member, TaskSpan, play_in_random_order
-from unisono.step.program import Step, StepProgram
+from unisono.step.program import Step
 from unisono.step.rule import BaseRule
 from unisono.testing.replica import InProcessReplica
 from unisono.transports.arithmetic import Arithmetic, copy_of, perform
@@ -53,7 +54,12 @@ def play_in_process(
     chosen by `seed`. With `costs`, tasks run in the order of the clock, and their spans are returned."""
     for rank, replica in enumerate(replicas):
         replica.rank = rank
-    return _play(rule.programs(replicas[0].layout, events), replicas, rule.threads(), seed, costs)
+    programs, carry = rule.programs(replicas[0].layout, events), partial(carry_out, replicas)
+    if costs is None:
+        play_in_random_order(programs, carry, seed)
+        return []
+    clock = Clock(dict(enumerate(programs)), rule.threads(), lambda _, task: task.operation.price(task, costs), carry)
+    return clock.run()
 
 
 def serve_in_order(
@@ -86,7 +92,7 @@ def serve_in_order(
     for seat, (worker, count) in reversed([*enumerate(zip(workers, steps, strict=True))]):
         worker.rank, worker.exchange = seat, WorkerExchange(len(workers), coding(True))
         programs.insert(0, tuple(task for step in range(count) for task in rule(Step(step), seat, layout)))
-    _play(programs, [*workers, *centres], rule.threads(), seed)
+    play_in_random_order(programs, partial(carry_out, [*workers, *centres]), seed)
     return centres
 
 
@@ -102,33 +108,15 @@ class _OrderedCentre(Centre):
         super().announce(server, link)
 
 
-def _play(
-    programs: Sequence[StepProgram],
-    replicas: Sequence[Any],
-    threads: Mapping[str, int],
-    seed: int = 0,
-    costs: Costs | None = None,
-) -> list[TaskSpan]:
-    """Play one program for each replica."""
-
-    def carry(together: Sequence[Member]) -> None:
-        carry_out(replicas, together)
-
-    if costs is None:
-        play_in_random_order(programs, carry, seed)
-        return []
-    return Clock(dict(enumerate(programs)), threads, lambda _, task: task.operation.price(task, costs), carry).run()
-
-
 class InProcessWorld:
-    """World of one of several threads that stand for ranks. Sums are made in the order of ranks."""
+    """World of one of several threads that stand for ranks, and link (`asynchronous/link.py`) of one of two. Sums are
+    made in the order of ranks."""
 
     def __init__(self, rank: int, given: list[Any], barrier: threading.Barrier) -> None:
         """Make one end; `given` is a list with a place for each, and `barrier` is of all."""
         self.rank, self.size, self._given, self._barrier = rank, len(given), given, barrier
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """Return the objects of all ranks, in the order of ranks."""
         self._given[self.rank] = value
         self._barrier.wait()
         gathered = list(self._given)
@@ -148,11 +136,9 @@ class InProcessWorld:
         return self._sum(tensor, wire)[slice(*bounds(len(tensor), self.size, self.rank))]
 
     def all_to_all(self, tensor: torch.Tensor, _: str = "auto") -> torch.Tensor:
-        """Return the chunks that the ranks have for this one; the tensor's p chunks are equal."""
         return torch.cat([sent.chunk(self.size)[self.rank] for sent in self.all_gather_object(tensor.clone())])
 
     def all_gather(self, shard: torch.Tensor, out: torch.Tensor, _: str = "auto") -> torch.Tensor:
-        """Fill `out` with the shards of all ranks, and return it."""
         return out.copy_(torch.cat(self.all_gather_object(shard.clone())))
 
     def _sum(self, tensor: torch.Tensor, wire: str | None) -> torch.Tensor:
@@ -167,32 +153,26 @@ class InProcessWorld:
         return tensor
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
-        """Copy `root`'s tensor to every rank, in place, and return it."""
         return tensor.copy_(self.all_gather_object(tensor.clone())[root])
 
     def reduce(self, tensor: torch.Tensor, root: int = 0) -> None:
-        """Sum a tensor over the ranks, in place, on `root`."""
         total = self.allreduce(tensor.clone())
         if self.rank == root:
             tensor.copy_(total)
 
     def barrier(self) -> None:
-        """Wait until all ranks have called this."""
         self.all_gather_object(None)
 
     def swap(self, sent: torch.Tensor, received: torch.Tensor) -> None:
-        """Send a tensor to the other one of a pair, and receive its tensor."""
         received.copy_(self.all_gather_object(sent.clone())[1 - self.rank])
 
     def announce(self, header: torch.Tensor) -> None:
         """Send nothing: whom a server serves next is given in one process."""
 
     def send(self, tensor: torch.Tensor) -> None:
-        """Send a tensor to the other one of a pair, which receives."""
         self.all_gather_object(tensor.clone())
 
     def receive(self, tensor: torch.Tensor) -> None:
-        """Receive a tensor from the other one of a pair, which sends."""
         tensor.copy_(self.all_gather_object(None)[1 - self.rank])
 
 
@@ -292,7 +272,7 @@ def play_all(
 
     def run_rank(rank: int) -> None:
         transport = ThreadTransport(queues, rank, payloads[rank], arithmetic)
-        rounds = Rounds(rank, payloads[rank], arithmetic, [transport] * len(programs), _wait_function(rank))
+        rounds = Rounds(rank, payloads[rank], arithmetic, [transport] * len(programs), partial(_wait, rank))
         play(programs[rank], cut(programs[rank].chunks), rounds, in_flight)
 
     run_ranks(len(programs), run_rank, ScheduleError)
@@ -308,15 +288,11 @@ def run_ranks(ranks: int, run: Callable[[int], None], consequence: type[Exceptio
         raise error
 
 
-def _wait_function(rank: int) -> Callable[[Callable[[], list[int]]], list[int]]:
-    """Return a wait that yields the core between polls, and raises ScheduleError after STUCK_SECONDS."""
-
-    def wait(poll: Callable[[], list[int]]) -> list[int]:
-        give_up = time.monotonic() + STUCK_SECONDS
-        while not (ended := poll()):
-            if time.monotonic() > give_up:
-                raise ScheduleError(f"rank {rank} waits forever")
-            os.sched_yield()
-        return ended
-
-    return wait
+def _wait(rank: int, poll: Callable[[], list[int]]) -> list[int]:
+    """Poll until rounds have ended, and return them; yield the core in between. Raises ScheduleError if none end."""
+    give_up = time.monotonic() + STUCK_SECONDS
+    while not (ended := poll()):
+        if time.monotonic() > give_up:
+            raise ScheduleError(f"rank {rank} waits forever")
+        os.sched_yield()
+    return ended

@@ -24,11 +24,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.autograd import Variable
@@ -36,11 +35,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from unisono.testing import pretend_device
-from unisono.testing.late import Queue
-from unisono.testing.pretend_device import GENERATORS, LATE, NAME, Stream, current_stream, index_of, queue_of
-
-POISON = 255
-"""Byte that new and overwritten memory is full of: NaN in floating-point numbers."""
+from unisono.testing.pretend_device import GENERATORS, LATE, NAME, Memory, current_stream, index_of, memory_of, queue_of
 
 _aten = torch.ops.aten
 _key: Any = torch._C.DispatchKey
@@ -70,33 +65,6 @@ def reseed(seed: int | None) -> None:
     LATE.reseed(seed)
 
 
-class _Bytes:
-    """Bytes of a storage, which only queued operations touch; at its allocation the queue `home` was current."""
-
-    __slots__ = ("bytes", "home", "recorded", "users")
-
-    def __init__(self, size: int, home: Queue) -> None:
-        self.bytes = torch.full((size,), POISON, dtype=torch.uint8, device="cpu")
-        self.home, self.users, self.recorded = home, set[Queue](), set[Queue]()
-
-
-class _Owner:
-    """Attribute of a storage, which ends with it."""
-
-    freed: ClassVar[deque[_Bytes]] = deque()
-
-    def __init__(self, block: _Bytes) -> None:
-        self.block = block
-
-    def __del__(self) -> None:
-        if self.block.users - self.block.recorded:
-            self.freed.append(self.block)  # overwritten at the next operation: locks may be held here
-
-
-def _block(tensor: torch.Tensor) -> _Bytes:
-    return tensor.untyped_storage().owner.block  # type: ignore[attr-defined,no-any-return]
-
-
 @functools.cache
 def _template(index: int, dtype: torch.dtype) -> torch.Tensor:
     """Return an empty tensor on a device: one of the host, which changes its device on its way through DLPack."""
@@ -113,7 +81,7 @@ def _new(size: Any, stride: Any, dtype: torch.dtype, index: int) -> torch.Tensor
     steps = sum((length - 1) * step for length, step in zip(size, stride, strict=True))
     nbytes = 0 if 0 in size else (1 + steps) * dtype.itemsize
     storage: Any = torch._C._construct_storage_from_data_pointer(next(_addresses), torch.device(NAME, index), nbytes)
-    storage.owner = _Owner(_Bytes(nbytes, current_stream(index).queue))
+    storage.memory = Memory(nbytes, current_stream(index).queue)
     tensor = _aten.as_strided.default.redispatch(_CPU, _template(index, dtype), [0], [1])
     return _set_storage(tensor, storage, 0, size, stride)
 
@@ -124,7 +92,7 @@ def _set_storage(tensor: torch.Tensor, *place: Any) -> torch.Tensor:
 
 def _host(tensor: torch.Tensor) -> torch.Tensor:
     """Return the hidden content of a tensor on a device."""
-    content = _block(tensor).bytes[:0].view(tensor.dtype)
+    content = memory_of(tensor).bytes[:0].view(tensor.dtype)
     content = content.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
     return _with_bits(content, tensor.is_conj(), tensor.is_neg())
 
@@ -141,20 +109,19 @@ def _apart() -> Iterator[None]:
         yield
 
 
-def _queue(index: int, tensors: list[torch.Tensor], work: Callable[[], object]) -> Stream:
+def _queue(index: int, tensors: list[torch.Tensor], work: Callable[[], object]) -> pretend_device.Stream:
     """Queue a work that uses these tensors on the current stream of the device; return the stream."""
 
     def run() -> None:
         with _apart():
             work()
 
-    while _Owner.freed:
-        block = _Owner.freed.popleft()
-        LATE.put(block.home, functools.partial(block.bytes.fill_, POISON))
+    while Memory.freed:
+        LATE.put(*Memory.freed.popleft())
     stream = current_stream(index)
-    for block in map(_block, tensors):
-        if block.home is not stream.queue:
-            block.users.add(stream.queue)
+    for memory in map(memory_of, tensors):
+        if memory.home is not stream.queue:
+            memory.users.add(stream.queue)
     LATE.put(stream.queue, run)
     return stream
 
@@ -390,7 +357,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "set_.source_Tensor": functools.partial(_aten.set_.source_Tensor.redispatch, _CPU),
     "_copy_from": _copy_from,
     "_local_scalar_dense": _item,
-    "record_stream": lambda tensor, stream: _block(tensor).recorded.add(queue_of(stream)),
+    "record_stream": lambda tensor, stream: memory_of(tensor).recorded.add(queue_of(stream)),
     "native_dropout": _dropout,
     "convolution_overrideable": functools.partial(_fallback, _aten.convolution.default),
     "convolution_backward_overrideable": lambda gradient, tensor, weight, *args: _fallback(
@@ -399,19 +366,9 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-class _Hooks(torch._C._acc.PrivateUse1Hooks):
-    def is_available(self) -> bool:
-        return True
-
-    is_built = is_available
-
-    def has_primary_context(self, _: int) -> bool:
-        return True
-
-
 def _register(devices: int) -> None:
     GENERATORS[:] = [torch.Generator().manual_seed(torch.initial_seed()) for _ in range(devices)]
-    _setup_privateuseone_for_python_backend(NAME, pretend_device, _Hooks(), pretend_device.device_guard())
+    _setup_privateuseone_for_python_backend(NAME, pretend_device, None, pretend_device.device_guard())
     Variable._execution_engine = pretend_device.StreamEngine()
     torch.UntypedStorage.__new__ = _new_storage  # type: ignore[method-assign]
     library: Any = torch.library

@@ -78,21 +78,17 @@ class PretendBackend(GroupBase):  # type: ignore[misc]
         return gloo(self._store, self._rank, self.size(), options)
 
     def getBackendName(self) -> str:  # noqa: N802 - PyTorch's name
-        """Return the name of the backend."""
         return BACKEND
 
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> PretendWork:
-        """Reduce a tensor over all ranks, in place."""
         return self._begin(tensors[0], tensors[0], lambda parts: reduce(_OPS[opts.reduceOp.op], parts))
 
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> PretendWork:
-        """Reduce a tensor over all ranks, in place on the root."""
         if self._rank == opts.rootRank:
             return self.allreduce(tensors, opts)
         return self._begin(tensors[0], tensors[0], lambda parts: parts[self._rank])
 
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> PretendWork:
-        """Copy the root's tensor to all ranks, in place."""
         return self._begin(tensors[0], tensors[0], lambda parts: parts[opts.rootRank])
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> PretendWork:
@@ -104,7 +100,6 @@ class PretendBackend(GroupBase):  # type: ignore[misc]
         return self._begin(tensor, output, own)
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> PretendWork:  # noqa: ARG002
-        """Gather every rank's tensor, side by side."""
         return self._begin(tensor, output, torch.cat)
 
     def _begin(
@@ -143,12 +138,10 @@ class PretendBackend(GroupBase):  # type: ignore[misc]
         return PretendWork(event, tensor, output)
 
     def abort(self) -> None:
-        """End what is under way."""
         self._ended = True
         if "_gloo" in vars(self):
             self._gloo.abort()
 
     def shutdown(self) -> None:
-        """End the backend."""
         if "_gloo" in vars(self):
             self._gloo.shutdown()

@@ -9,22 +9,27 @@ import re
 import threading
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.autograd import Variable
+from torch.utils.backend_registration import _DummyDeviceGuard
 
 from unisono.testing.late import Late, Point, Queue
 
 NAME = "pretend"
 KIND: Any = torch._C._autograd.DeviceType.PrivateUse1
 LATE = Late()
+POISON = 255
+"""Byte that new and overwritten memory is full of: NaN in floating-point numbers."""
 GENERATORS = [torch.Generator()]
 """A generator of random numbers for each device; once the devices are registered, there are so many."""
 
@@ -167,12 +172,10 @@ def device(device: Any) -> Iterator[None]:
 
 
 def set_device(device: Any) -> None:
-    """Make a device the current one of this thread."""
     HERE.device = index_of(device)
 
 
 def current_device() -> int:
-    """Return the index of the current device."""
     return HERE.device
 
 
@@ -184,6 +187,25 @@ def synchronize(device: Any = None) -> None:
 def queue_of(stream: torch.Stream) -> Queue:
     """Return the queue of a stream of which PyTorch gives the number only."""
     return (_streams.get(stream.stream_id) or default_stream(stream.device_index)).queue
+
+
+class Memory:
+    """Memory of a storage, whose `bytes` only queued operations touch. `home` was the current queue when it began."""
+
+    freed: ClassVar[deque[tuple[Queue, Callable[[], object]]]] = deque()
+    """Works that overwrite memory that has ended. They are queued at the next operation: locks may be held before."""
+
+    def __init__(self, size: int, home: Queue) -> None:
+        self.bytes = torch.full((size,), POISON, dtype=torch.uint8, device="cpu")
+        self.home, self.users, self.recorded = home, set[Queue](), set[Queue]()
+
+    def __del__(self) -> None:
+        if self.users - self.recorded:
+            self.freed.append((self.home, partial(self.bytes.fill_, POISON)))
+
+
+def memory_of(tensor: torch.Tensor) -> Memory:
+    return tensor.untyped_storage().memory  # type: ignore[attr-defined,no-any-return]
 
 
 class _BackwardCall:
@@ -284,7 +306,6 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 
 def manual_seed(seed: int) -> None:
-    """Seed the current device."""
     GENERATORS[HERE.device].manual_seed(seed)
 
 
@@ -302,20 +323,14 @@ def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
     GENERATORS[index_of(device)].set_state(state)
 
 
-class _Guard(torch._C._acc.DeviceGuard):
-    kept: Any
-
-    def type_(self) -> Any:
-        return KIND
-
-
 def device_guard() -> Any:
     """Return a device guard that knows the devices.
 
     PyTorch asks Python for the type of a guard alone, and takes it that there is one device. Its virtual functions are
     in the table to which the C++ object points, in the order of PyTorch's header; a copy of the table has ours instead.
     """
-    guard, word, kind = _Guard(), ctypes.c_void_p, int(KIND)
+    word, kind = ctypes.c_void_p, int(KIND)
+    guard: Any = _DummyDeviceGuard()
     header = Path(torch.__file__).parent / "include/c10/core/impl/DeviceGuardImplInterface.h"
     names = re.findall(r"^\s*virtual [\w:*& ]+?[ *](\w+)\(", header.read_text(), re.MULTILINE)
 

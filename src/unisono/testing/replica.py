@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -103,7 +103,7 @@ class InProcessReplica:
 
     def measure(self, key: int, scaled: bool = True) -> None:
         weight = self._weight if scaled else float(self._weight > 0)
-        like, flags = self.read_weights(key), len(self._ranges(key))
+        like, flags = self.read_weights(key), len(self._pieces(key))
         self._sent[key] = like.new_zeros(len(like) + flags)
         self._terms[key] = [(weight, dict(self._gradients))]
         self._exact.measure(key, self._terms[key])
@@ -112,11 +112,11 @@ class InProcessReplica:
         weight = self._weight * self._parts(key) if scaled else float(self._weight > 0)
         parts, present = [], []
         self.shards.set_presence(key, self._gradients)
-        for index, first, last in self._ranges(key):
+        for index, _, part in self._pieces(key):
             gradient = self._gradients[index]
             present.append(gradient is not None)
             full = torch.zeros_like(self.parameters[index]) if gradient is None else gradient * weight
-            parts.append(full.reshape(-1)[first:last])
+            parts.append(full.reshape(-1)[part])
             self._unpacked[index] -= 1
             if not self._unpacked[index]:
                 del self._gradients[index]
@@ -132,20 +132,20 @@ class InProcessReplica:
         return (integers(self._sent[key]) if key in self._terms else self._sent[key],)
 
     def sums(self, key: int) -> torch.Tensor:
-        return self._sent[key][: -len(self._ranges(key))]
+        return self._sent[key][: -len(self._pieces(key))]
 
     def flags(self, key: int) -> torch.Tensor:
-        return self._sent[key][-len(self._ranges(key)) :]
+        return self._sent[key][-len(self._pieces(key)) :]
 
     def set_grads(self, key: int) -> None:
         if self._terms.pop(key, None):
             self.decode(key, 0, len(self.sums(key)))
-        for flag, (index, first, last, part) in zip(self.flags(key), self._parts_of(key, self.sums(key)), strict=True):
+        for flag, (index, here, part) in zip(self.flags(key), self._pieces(key), strict=True):
             average = self._averaged.get(index)
             if flag != 0 and average is None:
                 average = torch.zeros_like(self.parameters[index])
             if flag != 0 and average is not None:
-                average.view(-1)[first:last] = part
+                average.view(-1)[part] = self.sums(key)[here]
             self._averaged[index] = None if flag == 0 else average
 
     def sum_squares(self, world: Any) -> None:
@@ -174,12 +174,12 @@ class InProcessReplica:
         self._sent[key] = self.read_weights(key) / ranks
 
     def read_weights(self, key: int) -> torch.Tensor:
-        return torch.cat([self.parameters[index].detach().reshape(-1)[a:b] for index, a, b in self._ranges(key)])
+        return torch.cat([self.parameters[index].detach().reshape(-1)[part] for index, _, part in self._pieces(key)])
 
     def write_weights(self, key: int, flat: torch.Tensor) -> None:
         with torch.no_grad():
-            for index, first, last, part in self._parts_of(key, flat):
-                self.parameters[index].view(-1)[first:last] = part
+            for index, here, part in self._pieces(key):
+                self.parameters[index].view(-1)[part] = flat[here]
 
     def fill_bucket(self, key: int, flat: torch.Tensor) -> None:
         self._sent[key] = flat.clone()
@@ -263,22 +263,13 @@ class InProcessReplica:
         """Return the number of parts that the parameters of a bucket are split into over the ranks."""
         return self.layout.ranks // len(self.layout.group_of(key, self.rank))
 
-    def _ranges(self, key: int) -> list[tuple[int, int, int]]:
-        """Return the parameters in a bucket, each with its first and last element (exclusive) there."""
-        bucket = self.layout.bucket(key)
+    def _pieces(self, key: int) -> list[tuple[int, slice, slice]]:
+        """Return the parameters in a bucket, each with its place there, and with the elements of it that lie there."""
+        bucket, pieces, start = self.layout.bucket(key), list[tuple[int, slice, slice]](), 0
         full = tuple((0, self.parameters[index].numel()) for index in bucket.parameters)
-        return [(index, *ends) for index, ends in zip(bucket.parameters, bucket.ranges or full, strict=True)]
-
-    def _pieces(self, key: int) -> Iterator[tuple[int, slice, slice]]:
-        """Yield these with their places in the bucket."""
-        start = 0
-        for index, first, last in self._ranges(key):
-            yield index, slice(start, start := start + last - first), slice(first, last)
-
-    def _parts_of(self, key: int, flat: torch.Tensor) -> Iterator[tuple[int, int, int, torch.Tensor]]:
-        """Yield these with the part of a flat tensor that is theirs."""
-        for index, here, part in self._pieces(key):
-            yield index, part.start, part.stop, flat[here]
+        for index, (first, last) in zip(bucket.parameters, bucket.ranges or full, strict=True):
+            pieces.append((index, slice(start, start := start + last - first), slice(first, last)))
+        return pieces
 
 
 def _added(first: torch.Tensor | None, second: torch.Tensor | None) -> torch.Tensor | None:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from unisono.torch_backend.operations import CollectiveOperations
-from unisono.torch_backend.pytorch import DispatchModeBase, ReducerBase, distributed
+from unisono.torch_backend.pytorch import DispatchModeBase, ReducerBase
 
 OFF_VARIABLE = "DDP_DISABLE_COMM_MEM"
 """PyTorch's variable: set to 1 on all ranks, it leaves the buckets of new models in ordinary memory."""
@@ -86,8 +86,3 @@ class _SharedBuckets(DispatchModeBase):  # type: ignore[misc]  # untyped
             if not more and floating and device is not None and device.type == "cpu":
                 return self._group.empty(length, dtype)
         return operation(*arguments, **named)
-
-
-def share_buckets() -> None:
-    """Have DistributedDataParallel make its buckets by our Reducer; further calls do nothing."""
-    distributed.Reducer = SharedBucketReducer

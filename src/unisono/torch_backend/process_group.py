@@ -11,21 +11,13 @@ import torch.distributed as dist
 
 from unisono.collectives.staged import tensors_in
 from unisono.errors import BackendError, UsageError
-from unisono.torch_backend.buckets import SharedBucketReducer, share_buckets
+from unisono.torch_backend.buckets import SharedBucketReducer
 from unisono.torch_backend.messages import Message, Messages
-from unisono.torch_backend.mpi_job import MpiJob, mpi_job
+from unisono.torch_backend.mpi_job import mpi_job
 from unisono.torch_backend.operations import CollectiveOperations, Tensors
-from unisono.torch_backend.pytorch import GroupBase, bindings, leave_untraced
+from unisono.torch_backend.pytorch import GroupBase, bindings, distributed, leave_untraced
 from unisono.torch_backend.register import DEVICES, NAME, Options
 from unisono.torch_backend.work import NO_TIMEOUT, SubmissionQueue, Work, profiled
-
-
-def create(creation: Any, options: Options | None) -> ProcessGroup:
-    """Create a process group, all its ranks together; `creation` holds PyTorch's parameters of the group."""
-    if not isinstance(options, Options | None):
-        raise UsageError(f"pg_options = {options!r}; it is unisono.torch_backend.Options(...) or None")
-    share_buckets()
-    return ProcessGroup(mpi_job(), creation, options or Options())
 
 
 class ProcessGroup(CollectiveOperations):
@@ -38,19 +30,22 @@ class ProcessGroup(CollectiveOperations):
     supports_coalescing = supports_splitting = supports_time_estimate = False
     """Abilities that PyTorch looks for in the backend of a device."""
 
-    def __init__(self, shared: MpiJob, creation: Any, options: Options) -> None:
-        rank, size, name = creation.group_rank, creation.group_size, creation.group_id
-        members = shared.members(creation)
-        super().__init__(shared.group(name, members), options)
-        self._job, self._store = shared, creation.store
+    def __init__(self, creation: Any, options: Options | None) -> None:
+        """Create the group, all its ranks together; `creation` holds PyTorch's parameters of it."""
+        if not isinstance(options, Options | None):
+            raise UsageError(f"pg_options = {options!r}; it is unisono.torch_backend.Options(...) or None")
+        distributed.Reducer = SharedBucketReducer  # which DistributedDataParallel makes
+        job, name = mpi_job(), creation.group_id
+        super().__init__(job.group(name, job.members(creation)), options or Options())
+        self._job, self._store = job, creation.store
         self._timeout: timedelta = creation.timeout
         self._name: str = name
         self._description = "undefined"
         self._answers = dict.fromkeys(DEVICES, NAME)  # name of the backend by device
         self._beside: dict[str, Any] = {}  # groups of other backends, by kind of device
-        self._queue = SubmissionQueue(name, rank, size, self._group.calls)
-        self._messages = Messages(self._group.comm.Dup(), self._queue, shared.completions, shared.world.watch)
-        shared.queues.add(self._queue)
+        self._queue = SubmissionQueue(name, creation.group_rank, creation.group_size, self._group.calls)
+        self._messages = Messages(self._group.comm.Dup(), self._queue, job.completions, job.world.watch)
+        job.queues.add(self._queue)
 
     def stand_in(self, answers: Mapping[str, str]) -> None:
         """Answer as a group of other backends would: their names, by device."""
@@ -68,7 +63,6 @@ class ProcessGroup(CollectiveOperations):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """Devices whose tensors the group takes."""
         return [torch.device(kind) for kind in self._answers]
 
     def _get_backend(self, device: torch.device) -> ProcessGroup:
@@ -100,18 +94,16 @@ class ProcessGroup(CollectiveOperations):
             return beside.send(tensors, peer, tag)  # type: ignore[no-any-return]
         return _registered(self._messages.send(tensors[0].detach(), peer, tag, self._timeout.total_seconds()), tensors)
 
-    def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
+    def recv(self, tensors: Tensors, peer: int | None, tag: int = 0) -> Work:
         if (beside := self.group_beside(tensors)) is not None:
-            return beside.recv(tensors, peer, tag)  # type: ignore[no-any-return]
-        work = self._messages.receive(tensors[0].detach(), peer, tag, self._timeout.total_seconds())
-        return _registered(work, tensors)
+            work: Work = beside.recv_anysource(tensors, tag) if peer is None else beside.recv(tensors, peer, tag)
+            return work
+        message = self._messages.receive(tensors[0].detach(), peer, tag, self._timeout.total_seconds())
+        return _registered(message, tensors)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
         """Receive a tensor from any rank of the group; `source_rank()` of the returned work is that rank."""
-        if (beside := self.group_beside(tensors)) is not None:
-            return beside.recv_anysource(tensors, tag)  # type: ignore[no-any-return]
-        work = self._messages.receive(tensors[0].detach(), None, tag, self._timeout.total_seconds())
-        return _registered(work, tensors)
+        return self.recv(tensors, None, tag)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Run a barrier whose error names the ranks that have not reached it within `timeout`."""

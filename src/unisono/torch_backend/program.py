@@ -45,7 +45,7 @@ def run_program(world: World, program: str, module: bool, arguments: Sequence[st
     register()
     communication = CommunicationRecord()
     communication.watch_worlds()
-    StandIns(backends, os.environ.get(NAME_VARIABLE) != NAME, communication.record).install()
+    replace_groups(backends, os.environ.get(NAME_VARIABLE) != NAME, communication.record)
     sys.argv = [program, *arguments]
     ended = SystemExit(0)
     try:
@@ -64,56 +64,40 @@ def run_program(world: World, program: str, module: bool, arguments: Sequence[st
 
 def environment_of(world: World) -> dict[str, str]:
     """Return the variables that torchrun sets, for this rank. Called by all ranks together."""
-    port = world.comm.bcast(_free_port() if world.rank == 0 else 0, 0)
+    with socket.socket() as probe:  # a port that nobody listens on now, for programs that open one of their own
+        probe.bind(("", 0))
+        port = world.comm.bcast(probe.getsockname()[1], 0)
     place = {"GROUP_RANK": str(world.node), "MASTER_ADDR": address_of_root(world), "MASTER_PORT": str(port)}
     return {**variables_of(world), **place, RUN_VARIABLE: "1"}
 
 
-def _free_port() -> int:
-    """Return a port that nobody listens on now, for programs that open one of their own."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+def replace_groups(backends: Collection[str], answers: bool, made: Callable[[Any], None]) -> None:
+    """Have PyTorch make groups of ours in place of those of `backends`, and where no backend is named.
 
+    With `answers`, they answer the name that was asked for. `made` is called with every group.
+    """
+    replaced, original = {*backends, UNNAMED}, c10d._new_process_group_helper
 
-class StandIns:
-    """Maker of process groups: ours in place of those of `backends`, and where no backend is named. With `answers`,
-    they answer the name that was asked for. `made` is called with every group."""
-
-    def __init__(self, backends: Collection[str], answers: bool, made: Callable[[Any], None]) -> None:
-        self._backends, self._answers, self._made = {*backends, UNNAMED}, answers, made
-        self._original: Callable[..., tuple[Any, Any]] = c10d._new_process_group_helper
-
-    def install(self) -> None:
-        """Replace the function by which PyTorch makes every process group."""
-        c10d._new_process_group_helper = self.create
-        if "nccl" in self._backends:  # PyTorch looks for NCCL's time-out before it calls that function
-            warnings.filterwarnings("ignore", "Attempted to get default timeout for nccl backend")
-
-    def create(self, size: int, rank: int, ranks: list[int], backend: str, store: Any, *rest: Any, **named: Any) -> Any:
-        """Return a group and its store, as PyTorch's function does; `ranks` is empty for the default group."""
+    def create(size: int, rank: int, ranks: list[int], backend: str, store: Any, *rest: Any, **named: Any) -> Any:
         asked = {part.rpartition(":")[2] for part in str(backend).lower().split(",")}  # "gloo", "cpu:gloo,cuda:nccl"
-        if asked <= self._backends and (not ranks or isinstance(dist.group.WORLD, ProcessGroup)):
-            if size < 0:  # PyTorch leaves rank and size to its own MPI backend
-                joined, rank, size = next(rendezvous("env://", timeout=named["timeout"]))
-                store = PrefixStore("default_pg", joined)
-            if not isinstance(named.get("backend_options"), Options):
-                named["backend_options"] = None  # another backend's
-            group, kept = self._original(size, rank, ranks, NAME, store, *rest, **named)
-            if self._answers and asked <= ANSWERED and isinstance(group, ProcessGroup):
-                _answer(group, kept, backend)
-        else:
-            group, kept = self._original(size, rank, ranks, backend, store, *rest, **named)
-        self._made(group)
+        ours = asked <= replaced and (not ranks or isinstance(dist.group.WORLD, ProcessGroup))  # none: the default one
+        if ours and size < 0:  # PyTorch leaves rank and size to its own MPI backend
+            joined, rank, size = next(rendezvous("env://", timeout=named["timeout"]))
+            store = PrefixStore("default_pg", joined)
+        if ours and not isinstance(named.get("backend_options"), Options):
+            named["backend_options"] = None  # another backend's
+        group, kept = original(size, rank, ranks, NAME if ours else backend, store, *rest, **named)
+        if ours and answers and asked <= ANSWERED and isinstance(group, ProcessGroup):
+            config = c10d.BackendConfig(backend)
+            c10d._world.pg_map[group] = backend, kept
+            c10d._world.pg_backend_config[group] = str(config)
+            group.stand_in(config.get_device_backend_map())
+        made(group)
         return group, kept
 
-
-def _answer(group: ProcessGroup, store: Any, backend: str) -> None:
-    """Have PyTorch and the group answer as a group of `backend` would."""
-    config = c10d.BackendConfig(backend)
-    c10d._world.pg_map[group] = backend, store
-    c10d._world.pg_backend_config[group] = str(config)
-    group.stand_in(config.get_device_backend_map())
+    c10d._new_process_group_helper = create
+    if "nccl" in replaced:  # PyTorch looks for NCCL's time-out before it calls that function
+        warnings.filterwarnings("ignore", "Attempted to get default timeout for nccl backend")
 
 
 class CommunicationRecord:

@@ -83,9 +83,9 @@ def register_with_torch() -> None:
 
 def _create(options: Any, group_options: Any) -> Any:
     """Return a new process group; called by PyTorch."""
-    from unisono.torch_backend.process_group import create  # noqa: PLC0415
+    from unisono.torch_backend.process_group import ProcessGroup  # noqa: PLC0415
 
-    return create(options, group_options)
+    return ProcessGroup(options, group_options)
 
 
 class _AfterTorch(MetaPathFinder):

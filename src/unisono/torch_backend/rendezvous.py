@@ -20,6 +20,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlparse
 
+from torch.distributed.constants import default_pg_timeout
+
 from unisono.launch import on_one_node, ranks_started
 from unisono.torch_backend.pytorch import PrefixStore, TCPStore
 
@@ -29,21 +31,14 @@ if TYPE_CHECKING:
 RUN_VARIABLE = "UNISONO_RUN"
 """Variable of programs that `unisono run` started: env:// is served by our store, whatever address is set."""
 
-TIMEOUT = timedelta(minutes=30)
-"""PyTorch's own default."""
-
-Handler = Callable[..., Iterator[tuple[Any, int, int]]]
-
 
 def install() -> None:
     """Install our handler of env:// in front of PyTorch's own, which serves every program that has an address."""
     from torch.distributed.rendezvous import _rendezvous_handlers as handlers  # noqa: PLC0415
 
-    handlers["env"] = _handler(handlers["env"])
+    original: Callable[..., Iterator[tuple[Any, int, int]]] = handlers["env"]
 
-
-def _handler(original: Handler) -> Handler:
-    def rendezvous(url: str, timeout: timedelta = TIMEOUT, **named: Any) -> Iterator[Any]:
+    def rendezvous(url: str, timeout: timedelta = default_pg_timeout, **named: Any) -> Iterator[Any]:
         asked = {name: values[0] for name, values in parse_qs(urlparse(url).query).items()}
         size = asked.get("world_size", os.environ.get("WORLD_SIZE"))
         started = ranks_started(os.environ) or 1
@@ -53,7 +48,7 @@ def _handler(original: Handler) -> Handler:
             return original(url, timeout=timeout, **named)
         return _by_mpi(asked.get("rank"), timeout)
 
-    return rendezvous
+    handlers["env"] = rendezvous
 
 
 def _by_mpi(rank: str | None, timeout: timedelta) -> Iterator[tuple[Any, int, int]]:
@@ -97,7 +92,7 @@ def address_of_root(world: World) -> str:
     return address
 
 
-def store_of(world: World, timeout: timedelta = TIMEOUT) -> tuple[Any, str]:
+def store_of(world: World, timeout: timedelta = default_pg_timeout) -> tuple[Any, str]:
     """Return a store of all ranks of `world`, and rank 0's address as the other nodes reach it."""
     if world.nodes == 1:
         shared, meetings = _in_memory(world)
@@ -115,4 +110,4 @@ def _in_memory(world: World) -> tuple[Any, Iterator[int]]:
     """Return the store in memory of all meetings, whose file must stay open as long as it lasts; and their numbers."""
     from unisono.collectives.device_transports import store_in_memory  # noqa: PLC0415 - this imports MPI
 
-    return store_in_memory(world.comm, TIMEOUT), count()
+    return store_in_memory(world.comm, default_pg_timeout), count()

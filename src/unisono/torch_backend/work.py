@@ -120,16 +120,12 @@ class Work(WorkBase):  # type: ignore[misc]  # untyped
         if not self._event.wait(seconds):
             raise BackendError(f"{self.name}: Timed out waiting {seconds:g} s; it is still under way")
 
-    def synchronize(self) -> None:
-        """Do the same as `wait`."""
-        self.wait()
+    synchronize = wait
 
     def is_completed(self) -> bool:
-        """Return True once the operation is over."""
         return self._ended
 
     def is_success(self) -> bool:
-        """Return True if the operation is over and has succeeded."""
         return self._ended and self._error is None
 
     def exception(self) -> BackendError | None:
