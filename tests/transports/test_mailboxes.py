@@ -14,9 +14,8 @@ from unisono.transports.mailboxes import (
     MAX_MESSAGES_PER_PEER,
     MAX_SEATS,
     Mailboxes,
-    chunks_sent_within,
-    messages_per_peer,
     plan_seats,
+    sent_within,
 )
 
 
@@ -48,9 +47,8 @@ def test_seats_hold_the_longest_messages_of_all_tickets(
 def test_chunks_sent_within_a_node() -> None:
     placement = regular(1, 4, 3)
     program = find("hierarchical", placement).allreduce(1, 12)
-    assert chunks_sent_within(program, (0, 1, 2)) == 4  # a column of 4 chunks, once for both peers
-    assert messages_per_peer(program, (0, 1, 2)) == 1
-    assert chunks_sent_within(program, (1,)) == messages_per_peer(program, ()) == 0
+    assert sent_within(program, (0, 1, 2)) == (4, 1)  # a column of 4 chunks, once for both peers
+    assert sent_within(program, (1,)) == sent_within(program, ()) == (0, 0)
 
 
 def test_words_of_messages_are_distinct() -> None:

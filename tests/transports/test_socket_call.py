@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from unisono.call import call_of
-from unisono.collectives.socket_calls import SocketCall
 from unisono.collectives.states import CALLS_KEPT, Calls
 from unisono.errors import StallError
-from unisono.transports.sockets import Messenger, Sockets
+from unisono.transports.compiled import compiled
+from unisono.transports.sockets import Sockets
 from unisono.transports.steps import Row, RowKind
 
-pytestmark = pytest.mark.skipif(Messenger is None, reason="this installation has no compiled code")
+pytestmark = pytest.mark.skipif(compiled is None, reason="this installation has no compiled code")
 
 CALL = call_of("a collective")
 
@@ -36,8 +36,8 @@ class Scene:
         self.error: Exception | None = None
         sockets = Sockets([None, self.own])
         rows = [Row(RowKind.SEND, 0, 0, 0, 1), Row(RowKind.ROUND), Row(RowKind.OTHER)]
-        self.messenger = Messenger(sockets._connections, np.array(rows, np.int64), 1, self.handle)
-        self.start: Any = SocketCall(self.messenger, self.start_other, self.group, self.calls, *CALL)
+        self.messenger = compiled.make_messenger(sockets._connections, np.array(rows, np.int64), 1, self.handle)
+        self.start: Any = compiled.make_socket_call(self.messenger, self.start_other, self.group, self.calls, *CALL)
 
     def handle(self, _: int, __: int) -> None:
         call_number = self.calls.number
@@ -105,7 +105,7 @@ def test_an_error_ends_the_call_and_breaks_the_group(scene: Scene) -> None:
 
 def test_other_objects_are_no_messengers(scene: Scene) -> None:
     with pytest.raises(TypeError, match="Messenger"):
-        SocketCall(print, scene.start_other, scene.group, scene.calls, *CALL)
+        compiled.make_socket_call(print, scene.start_other, scene.group, scene.calls, *CALL)
 
 
 def test_a_call_in_a_circle_is_collected(scene: Scene) -> None:
@@ -114,7 +114,7 @@ def test_a_call_in_a_circle_is_collected(scene: Scene) -> None:
             raise AssertionError((source, target))
 
     owner: Any = Owner()
-    owner.start = SocketCall(scene.messenger, owner.start_other, scene.group, scene.calls, *CALL)
+    owner.start = compiled.make_socket_call(scene.messenger, owner.start_other, scene.group, scene.calls, *CALL)
     gone = weakref.ref(owner)
     del owner
     gc.collect()

@@ -24,15 +24,16 @@ from unisono.schedules.pieces import bounds
 from unisono.schedules.pipeline import broadcast
 from unisono.transports import sockets
 from unisono.transports.arithmetic import arithmetic_of, perform
+from unisono.transports.compiled import compiled
 from unisono.transports.exact import ExactArithmetic
 from unisono.transports.plan import Plan
-from unisono.transports.sockets import Messenger, Sockets
+from unisono.transports.sockets import Sockets
 from unisono.transports.steps import Row, RowKind
 from unisono.wires import EXACT
 
 CHUNKED = ("allreduce", "reduce_scatter", "all_gather")
 
-needs_compiler = pytest.mark.skipif(Messenger is None, reason="this installation has no compiled code")
+needs_compiler = pytest.mark.skipif(compiled is None, reason="this installation has no compiled code")
 
 
 def mesh(ranks: int, buffer_bytes: int = 0) -> list[Sockets]:

@@ -96,7 +96,7 @@ def _start_first(
     address = tensor.data_ptr()
     prepared, anywhere = prepare(group, plan), None
     if address and (shared := group.find_shared(address, tensor.nbytes)) is not None:
-        shared[1].plan(group.ready)  # cleared with the memory: other memory may follow at its address
+        shared[1].on_drop.add(group.ready.clear)  # cleared with the memory: other memory may follow at its address
     elif planned == algorithm and plan[1:3] == ("flat", "windows") and 0 < tensor.nbytes <= MAX_FLAT_SHARED_BYTES:
         anywhere = by_copies(prepared, tensor.nbytes)  # a loss or a message is a new tensor in each step
     start_and_keep(group, parameters, prepared(address, address), tensor, anywhere=anywhere)

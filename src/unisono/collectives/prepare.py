@@ -36,9 +36,8 @@ from unisono.transports.mailboxes import (
     Mailboxes,
     MailboxTransport,
     Seats,
-    chunks_sent_within,
-    messages_per_peer,
     plan_seats,
+    sent_within,
 )
 from unisono.transports.messages import MessageTransport, Parcel, wait_until
 from unisono.transports.plan import Plan, Prepared, bytes_at, started
@@ -201,9 +200,9 @@ def seats_of(group: Group, plan: Plan, schedule: Algorithm, pool: int, pace: Pac
     """Return the use of mailboxes by a schedule, from the programs of the largest node: the same on all ranks."""
     node_ranks = max(group.placement.nodes, key=len)
     programs = [schedule(rank, group.size) for rank in node_ranks[:2]]
-    if any(messages_per_peer(program, node_ranks) > MAX_MESSAGES_PER_PEER for program in programs):
+    span, messages = map(max, *(sent_within(program, node_ranks) for program in programs), (0, 0))
+    if messages > MAX_MESSAGES_PER_PEER:
         return None
-    span = max(chunks_sent_within(program, node_ranks) for program in programs)
     return plan_seats(pool, len(programs[0].lanes), span, plan.dtype.itemsize, pace.chunk_length, pace.in_flight)
 
 
@@ -229,7 +228,7 @@ def _played(
         messages = MessageTransport(group.messages, memory, arithmetic, plan.encoding, fingerprint)
         near: Transport = messages
         if within is not None:
-            near = MailboxTransport(within[0], node_ranks, within[1], memory, itemsize, arithmetic, fingerprint)
+            near = MailboxTransport(within[0], node_ranks, within[1], memory, arithmetic, fingerprint)
         elif wire_between_nodes:
             near = MessageTransport(group.messages, memory, arithmetic, None, fingerprint)
         by_peer: list[Transport] = [near if rank in node_ranks else messages for rank in range(group.size)]

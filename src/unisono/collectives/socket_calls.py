@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -42,8 +42,6 @@ from unisono.wires import EXACT
 
 if TYPE_CHECKING:
     from unisono.collectives.group import Group
-
-SocketCall: Any = getattr(compiled, "SocketCall", None)
 
 PlayAt = Callable[[int, int], None]
 """Function of a source and a target address."""
@@ -275,7 +273,7 @@ class SocketCalls:
             finally:
                 calls.end(outer)
 
-        return SocketCall(player, start, group, calls, description, digest)  # type: ignore[no-any-return]
+        return compiled.make_socket_call(player, start, group, calls, description, digest)  # type: ignore[no-any-return]
 
     def _token(self, call: Call) -> int:
         """Return the number that is equal on all ranks in the same call."""

@@ -38,7 +38,7 @@ from unisono.step.predict import Clock, Member, TaskSpan, play_in_random_order
 from unisono.step.program import Step
 from unisono.step.rule import BaseRule
 from unisono.testing.replica import InProcessReplica
-from unisono.transports.arithmetic import Arithmetic, copy_of, perform
+from unisono.transports.arithmetic import Arithmetic, copy_of
 from unisono.transports.player import Completion, Move, Rounds, play
 from unisono.wires import wire_of
 
@@ -241,7 +241,7 @@ class ThreadTransport:
                 continue
             data = queue.get_nowait()
             if move.action is Action.RECEIVE:
-                perform([self._arithmetic.copy(self._payload[move.region], data)])
+                self._payload[move.region] = data
                 done.append(Completion(ticket, move.position))
             else:
                 done.append(Completion(ticket, move.position, data))

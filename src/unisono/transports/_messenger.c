@@ -48,9 +48,8 @@ typedef struct {
 } Connection;
 
 typedef struct {
-    PyObject_HEAD
     PyObject *handle;
-    Py_buffer program, sockets;
+    const Row *program;
     Row *rows; /* of the program, at the addresses of this call */
     Py_ssize_t length, ranks, yields;
     Connection *connections;    /* by rank */
@@ -255,9 +254,8 @@ static int64_t resolve(int64_t address, int64_t source, int64_t target) {
 
 /* Place the rows of the program at the addresses of a call. */
 static void place(Messenger *self, int64_t source, int64_t target) {
-    const Row *program = self->program.buf;
     for (Py_ssize_t index = 0; index < self->length; index++) {
-        Row row = program[index];
+        Row row = self->program[index];
         row.into = resolve(row.into, source, target);
         row.one = resolve(row.one, source, target);
         row.other = resolve(row.other, source, target);
@@ -265,8 +263,8 @@ static void place(Messenger *self, int64_t source, int64_t target) {
     }
 }
 
-PyObject *play_messages(PyObject *messenger, uint64_t token, int64_t source, int64_t target) {
-    Messenger *self = (Messenger *)messenger;
+PyObject *play_messages(PyObject *object, uint64_t token, int64_t source, int64_t target) {
+    Messenger *self = memory_of(object);
     self->token = token;
     self->ended = 0;
     self->first = 0;
@@ -284,88 +282,54 @@ PyObject *play_messages(PyObject *messenger, uint64_t token, int64_t source, int
     }
 }
 
-static PyObject *messenger_call(PyObject *object, PyObject *arguments, PyObject *named) {
+static PyObject *messenger_call(PyObject *object, PyObject *arguments) {
     unsigned long long token;
     long long source, target;
     if (!PyArg_ParseTuple(arguments, "KLL", &token, &source, &target)) return NULL;
     return play_messages(object, token, source, target);
 }
 
-int is_messenger(PyObject *object) { return Py_TYPE(object)->tp_call == messenger_call; }
+static PyMethodDef messenger_definition = {
+    "play_messages", messenger_call, METH_VARARGS, "Carry a collective across nodes out, again and again."
+};
 
-/* Messenger(connections, program, yields, handle): connections by rank, which all programs of a group share; rows; polls
-   before it sleeps. Whoever makes it keeps memory alive that the rows name, and the sockets open.
-   messenger(token, source, target): carry the collective out at two addresses. */
-static PyObject *messenger_new(PyTypeObject *type, PyObject *arguments, PyObject *named) {
+PyObject *messages_of(PyObject *object) {
+    const int is_messenger = PyCFunction_CheckExact(object) && PyCFunction_GET_FUNCTION(object) == messenger_call;
+    return is_messenger ? PyCFunction_GET_SELF(object) : NULL;
+}
+
+/* make_messenger(connections, program, yields, handle): connections by rank, which all programs of a group share; rows;
+   polls before it sleeps. Whoever calls it keeps memory alive that the rows name, and the sockets open. It returns a
+   function (token, source, target) that carries the collective out at two addresses. */
+static PyObject *make_messenger(PyObject *module, PyObject *arguments) {
     PyObject *sockets, *program, *handle;
-    Py_ssize_t yields;
+    Py_ssize_t yields, sockets_bytes, program_bytes;
     if (!PyArg_ParseTuple(arguments, "OOnO", &sockets, &program, &yields, &handle)) return NULL;
-    Messenger *self = (Messenger *)type->tp_alloc(type, 0);
-    if (self == NULL) return NULL;
-    if (PyObject_GetBuffer(sockets, &self->sockets, PyBUF_WRITABLE) < 0) goto failed;
-    if (PyObject_GetBuffer(program, &self->program, PyBUF_SIMPLE) < 0) goto failed;
-    self->handle = Py_NewRef(handle);
+    Connection *connections = memory_in(sockets, PyBUF_WRITABLE, &sockets_bytes);
+    const Row *rows = connections == NULL ? NULL : memory_in(program, PyBUF_SIMPLE, &program_bytes);
+    if (PyErr_Occurred()) return NULL;
+    const size_t ranks = (size_t)sockets_bytes / sizeof(Connection), length = (size_t)program_bytes / sizeof(Row);
+    const size_t each = sizeof(Row) + sizeof(int64_t) + sizeof(uint64_t) + sizeof(Py_ssize_t) + sizeof(struct pollfd);
+    Messenger *self = calloc(1, sizeof(Messenger) + 2 * ranks * sizeof(uint64_t) + length * each);
+    if (self == NULL) return PyErr_NoMemory();
+    self->handle = handle;
+    self->program = rows;
     self->yields = yields;
-    self->connections = self->sockets.buf;
-    self->ranks = self->sockets.len / (Py_ssize_t)sizeof(Connection);
-    self->length = self->program.len / (Py_ssize_t)sizeof(Row);
-    self->rows = calloc((size_t)self->length + 1, sizeof(Row));
-    self->done = calloc((size_t)self->length + 1, sizeof(int64_t));
-    self->tokens = calloc((size_t)self->length + 1, sizeof(uint64_t));
-    self->polled = calloc((size_t)self->length + 1, sizeof(struct pollfd));
-    self->waiting = calloc((size_t)self->length + 1, sizeof(Py_ssize_t));
-    self->busy = calloc(2 * (size_t)self->ranks + 1, sizeof(uint64_t));
-    if (!self->rows || !self->done || !self->tokens || !self->polled || !self->waiting || !self->busy) {
-        PyErr_NoMemory();
-        goto failed;
-    }
-    return (PyObject *)self;
-failed:
-    Py_DECREF(self);
-    return NULL;
+    self->connections = connections;
+    self->ranks = (Py_ssize_t)ranks;
+    self->length = (Py_ssize_t)length;
+    self->rows = (Row *)(self + 1);
+    self->done = (int64_t *)(self->rows + length);
+    self->tokens = (uint64_t *)(self->done + length);
+    self->busy = self->tokens + length;
+    self->waiting = (Py_ssize_t *)(self->busy + 2 * ranks);
+    self->polled = (struct pollfd *)(self->waiting + length);
+    return make_function(&messenger_definition, self, arguments);
 }
 
-static int messenger_traverse(PyObject *object, visitproc visit, void *arg) {
-    Py_VISIT(((Messenger *)object)->handle);
-    Py_VISIT(Py_TYPE(object));
-    return 0;
-}
-
-static int messenger_clear(PyObject *object) {
-    Py_CLEAR(((Messenger *)object)->handle);
-    return 0;
-}
-
-static void messenger_dealloc(PyObject *object) {
-    Messenger *self = (Messenger *)object;
-    PyTypeObject *type = Py_TYPE(object);
-    PyObject_GC_UnTrack(object);
-    PyBuffer_Release(&self->sockets);
-    PyBuffer_Release(&self->program);
-    free(self->rows);
-    free(self->done);
-    free(self->tokens);
-    free(self->polled);
-    free(self->waiting);
-    free(self->busy);
-    Py_XDECREF(self->handle);
-    type->tp_free(object);
-    Py_DECREF(type);
-}
-
-static PyType_Slot messenger_slots[] = {
-    {Py_tp_doc, "Function that carries a collective across nodes out, again and again."},
-    {Py_tp_new, messenger_new},
-    {Py_tp_call, messenger_call},
-    {Py_tp_dealloc, messenger_dealloc},
-    {Py_tp_traverse, messenger_traverse},
-    {Py_tp_clear, messenger_clear},
-    {0, NULL},
+static PyMethodDef functions[] = {
+    {"make_messenger", make_messenger, METH_VARARGS, "Return a function that carries a collective across nodes out."},
+    {NULL, NULL, 0, NULL},
 };
 
-static PyType_Spec messenger_spec = {
-    "unisono.transports._steps.Messenger", sizeof(Messenger), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    messenger_slots,
-};
-
-int add_messenger(PyObject *module) { return add_type(module, &messenger_spec); }
+int add_messenger(PyObject *module) { return PyModule_AddFunctions(module, functions); }

@@ -173,11 +173,16 @@ static PyObject *ready_play(PyObject *object, PyObject *const *arguments, Py_ssi
     Py_RETURN_TRUE;
 }
 
-static PyObject *ready_clear(PyObject *object, PyObject *none) {
+static int ready_forget(PyObject *object) {
     Ready *self = (Ready *)object;
     for (int i = 0; i < RECENT; i++) forget(&self->recent[i]);
-    PyDict_Clear(self->plays);
-    PyDict_Clear(self->starts);
+    if (self->plays != NULL) PyDict_Clear(self->plays);
+    if (self->starts != NULL) PyDict_Clear(self->starts);
+    return 0;
+}
+
+static PyObject *ready_clear(PyObject *object, PyObject *none) {
+    ready_forget(object);
     Py_RETURN_NONE;
 }
 
@@ -195,7 +200,7 @@ static PyObject *ready_add(PyObject *object, PyObject *const *arguments, Py_ssiz
     Ready *self = (Ready *)object;
     PyObject *key = key_to_keep(arguments, count);
     if (key == NULL) return none_unless_failed();
-    if (PyDict_GET_SIZE(self->plays) >= self->largest) Py_DECREF(ready_clear(object, NULL));
+    if (PyDict_GET_SIZE(self->plays) >= self->largest) ready_forget(object);
     int failed = PyDict_SetItem(self->plays, key, arguments[1]) < 0;
     Py_DECREF(key);
     if (!failed && count == 3) {
@@ -256,14 +261,6 @@ static int ready_traverse(PyObject *object, visitproc visit, void *arg) {
     return 0;
 }
 
-static int ready_forget(PyObject *object) {
-    Ready *self = (Ready *)object;
-    for (int i = 0; i < RECENT; i++) forget(&self->recent[i]);
-    if (self->plays != NULL) PyDict_Clear(self->plays);
-    if (self->starts != NULL) PyDict_Clear(self->starts);
-    return 0;
-}
-
 static void ready_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
@@ -298,7 +295,8 @@ static PyType_Spec ready_spec = {
 };
 
 int add_ready(PyObject *module) {
-    for (int i = 0; i < NAMES; i++)
-        if ((names[i] = PyUnicode_InternFromString(spelled[i])) == NULL) return -1;
-    return add_type(module, &ready_spec);
+    PyObject *type = intern(names, spelled, NAMES) < 0 ? NULL : PyType_FromSpec(&ready_spec);
+    const int failed = type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0;
+    Py_XDECREF(type);
+    return failed ? -1 : 0;
 }

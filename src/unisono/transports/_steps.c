@@ -34,16 +34,13 @@ typedef struct {
 } State;
 
 typedef struct {
-    PyObject_HEAD
     PyObject *late;
     State *state;
     int64_t *own;
-    int64_t **others;
     Py_ssize_t other_count, program_count, token_words;
     int64_t number, spins, yields;
     Program *programs;
-    Py_buffer *buffers; /* of the state, then of the programs */
-    Py_ssize_t buffer_count;
+    int64_t *others[];
 } Player;
 
 /* Bytes of what a row counts, by kind. */
@@ -94,7 +91,8 @@ static Py_ssize_t run(Player *self, const Program *program, Py_ssize_t first) {
     return program->length;
 }
 
-static PyObject *play(Player *self) {
+static PyObject *play(PyObject *object, PyObject *none) {
+    Player *self = memory_of(object);
     const Program *program = &self->programs[(self->state->sequence + 1) % self->program_count];
     int unlocked = program->nbytes >= MIN_UNLOCKED_BYTES || self->yields;
     for (Py_ssize_t next = 0;; next++) {
@@ -114,101 +112,46 @@ static PyObject *play(Player *self) {
     Py_RETURN_NONE;
 }
 
-static PyObject *player_call(PyObject *object, PyObject *arguments, PyObject *named) { return play((Player *)object); }
+static PyMethodDef play_definition = {"play", play, METH_NOARGS, "Carry a collective out, again and again."};
 
-/* Player(state, own, others, token_words, spins, yields, number, programs, late): `own` and `others` are addresses of
-   tokens, `programs` arrays of rows, of which the number of the next barrier chooses one. Whoever makes it keeps the
+/* make_player(state, own, others, token_words, spins, yields, number, programs, late): `own` and `others` are addresses
+   of tokens, `programs` arrays of rows, of which the number of the next barrier chooses one. Whoever calls it keeps the
    memory alive that the rows name. */
-static PyObject *player_new(PyTypeObject *type, PyObject *arguments, PyObject *named) {
+static PyObject *make_player(PyObject *module, PyObject *arguments) {
     PyObject *state, *others, *programs, *late;
     long long own, token_words, spins, yields, number;
     if (!PyArg_ParseTuple(arguments, "OLO!LLLLO!O", &state, &own, &PyTuple_Type, &others, &token_words, &spins,
                           &yields, &number, &PyTuple_Type, &programs, &late))
         return NULL;
-    Player *self = (Player *)type->tp_alloc(type, 0);
-    if (self == NULL) return NULL;
-    self->own = (int64_t *)(intptr_t)own;
-    self->token_words = (Py_ssize_t)token_words;
-    self->spins = spins;
-    self->yields = yields;
-    self->number = number;
-    Py_INCREF(late);
-    self->late = late;
-    self->other_count = PyTuple_Size(others);
-    self->program_count = PyTuple_Size(programs);
-    self->others = calloc((size_t)self->other_count + 1, sizeof(int64_t *));
-    self->programs = calloc((size_t)self->program_count + 1, sizeof(Program));
-    self->buffers = calloc((size_t)self->program_count + 1, sizeof(Py_buffer));
-    if (!self->others || !self->programs || !self->buffers) {
-        PyErr_NoMemory();
-        goto failed;
-    }
-    for (Py_ssize_t i = 0; i < self->other_count; i++)
-        self->others[i] = PyLong_AsVoidPtr(PyTuple_GetItem(others, i));
-    if (PyErr_Occurred()) goto failed;
-    if (PyObject_GetBuffer(state, &self->buffers[0], PyBUF_WRITABLE) < 0) goto failed;
-    self->buffer_count = 1;
-    self->state = self->buffers[0].buf;
-    for (Py_ssize_t i = 0; i < self->program_count; i++) {
-        Py_buffer *buffer = &self->buffers[i + 1];
-        if (PyObject_GetBuffer(PyTuple_GetItem(programs, i), buffer, PyBUF_SIMPLE) < 0) goto failed;
-        self->buffer_count++;
+    const Py_ssize_t other_count = PyTuple_Size(others), program_count = PyTuple_Size(programs);
+    const size_t address_bytes = (size_t)other_count * sizeof(int64_t *);
+    Player *self = calloc(1, sizeof(Player) + address_bytes + (size_t)program_count * sizeof(Program));
+    if (self == NULL) return PyErr_NoMemory();
+    *self = (Player){
+        .late = late, .own = (int64_t *)(intptr_t)own, .token_words = (Py_ssize_t)token_words, .spins = spins,
+        .yields = yields, .number = number, .other_count = other_count, .program_count = program_count,
+        .programs = (Program *)(self->others + other_count),
+    };
+    for (Py_ssize_t i = 0; i < other_count; i++) self->others[i] = PyLong_AsVoidPtr(PyTuple_GetItem(others, i));
+    Py_ssize_t nbytes;
+    if (!PyErr_Occurred()) self->state = memory_in(state, PyBUF_WRITABLE, &nbytes);
+    for (Py_ssize_t i = 0; i < program_count && !PyErr_Occurred(); i++) {
         Program *program = &self->programs[i];
-        program->rows = buffer->buf;
-        program->length = buffer->len / (Py_ssize_t)sizeof(Row);
+        program->rows = memory_in(PyTuple_GetItem(programs, i), PyBUF_SIMPLE, &nbytes);
+        program->length = nbytes / (Py_ssize_t)sizeof(Row);
         for (Py_ssize_t j = 0; j < program->length; j++) {
             const Row *row = &program->rows[j];
             program->nbytes += SIZES[row->kind] * row->count;
         }
     }
-    return (PyObject *)self;
-failed:
-    Py_DECREF(self);
+    if (!PyErr_Occurred()) return make_function(&play_definition, self, arguments);
+    free(self);
     return NULL;
 }
 
-static void player_dealloc(PyObject *object) {
-    Player *self = (Player *)object;
-    PyTypeObject *type = Py_TYPE(object);
-    PyObject_GC_UnTrack(object);
-    for (Py_ssize_t i = 0; i < self->buffer_count; i++) PyBuffer_Release(&self->buffers[i]);
-    free(self->others);
-    free(self->programs);
-    free(self->buffers);
-    Py_XDECREF(self->late);
-    type->tp_free(object);
-    Py_DECREF(type);
-}
-
-static int player_traverse(PyObject *object, visitproc visit, void *arg) {
-    Player *self = (Player *)object;
-    Py_VISIT(self->late);
-    Py_VISIT(Py_TYPE(object));
-    return 0;
-}
-
-static int player_clear(PyObject *object) {
-    Player *self = (Player *)object;
-    Py_CLEAR(self->late);
-    return 0;
-}
-
-static PyType_Slot player_slots[] = {
-    {Py_tp_doc, "Function that carries a collective out, again and again."},
-    {Py_tp_new, player_new},
-    {Py_tp_call, player_call},
-    {Py_tp_dealloc, player_dealloc},
-    {Py_tp_traverse, player_traverse},
-    {Py_tp_clear, player_clear},
-    {0, NULL},
-};
-
-static PyType_Spec player_spec = {
-    "unisono.transports._steps.Player", sizeof(Player), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, player_slots,
-};
-
 PyObject *start_play(PyObject *found) {
-    return Py_TYPE(found)->tp_call == player_call ? play((Player *)found) : PyObject_CallNoArgs(found);
+    const int is_compiled = PyCFunction_CheckExact(found) && PyCFunction_GET_FUNCTION(found) == play;
+    return is_compiled ? play(PyCFunction_GET_SELF(found), NULL) : PyObject_CallNoArgs(found);
 }
 
 static PyObject *poll_word(PyObject *module, PyObject *arguments) {
@@ -224,25 +167,36 @@ static PyObject *poll_word(PyObject *module, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
-static PyMethodDef player_functions[] = {
+static void free_memory(PyObject *capsule) { free(PyCapsule_GetPointer(capsule, NULL)); }
+
+PyObject *make_function(PyMethodDef *definition, void *memory, PyObject *kept) {
+    PyObject *capsule = PyCapsule_New(memory, NULL, free_memory);
+    if (capsule == NULL) free(memory);
+    PyObject *self = capsule == NULL ? NULL : PyTuple_Pack(2, capsule, kept);
+    PyObject *function = self == NULL ? NULL : PyCFunction_New(definition, self);
+    Py_XDECREF(capsule);
+    Py_XDECREF(self);
+    return function;
+}
+
+void *memory_in(PyObject *object, int flags, Py_ssize_t *nbytes) {
+    Py_buffer buffer = {.len = 0};
+    if (PyObject_GetBuffer(object, &buffer, flags) < 0) buffer.buf = NULL;
+    *nbytes = buffer.len;
+    void *memory = buffer.buf;
+    PyBuffer_Release(&buffer);
+    return memory;
+}
+
+static PyMethodDef functions[] = {
+    {"make_player", make_player, METH_VARARGS, "Return a function that carries a collective out within a node."},
     {"poll_word", poll_word, METH_VARARGS, "Poll a word of 8 bytes until it differs, for a number of polls."},
     {NULL, NULL, 0, NULL},
 };
 
-int add_type(PyObject *module, PyType_Spec *spec) {
-    PyObject *type = PyType_FromSpec(spec);
-    int failed = type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0;
-    Py_XDECREF(type);
-    return failed ? -1 : 0;
-}
-
-int add_player(PyObject *module) {
-    return PyModule_AddFunctions(module, player_functions) < 0 ? -1 : add_type(module, &player_spec);
-}
-
 static int fill(PyObject *module) {
     if (PyModule_AddStringConstant(module, "SOURCES", SOURCES) < 0) return -1; /* their digest: `hatch_build.py` */
-    if (add_player(module) < 0 || add_exact(module) < 0 || add_ready(module) < 0) return -1;
+    if (PyModule_AddFunctions(module, functions) < 0 || add_exact(module) < 0 || add_ready(module) < 0) return -1;
     return add_messenger(module) < 0 || add_socket_call(module) < 0 ? -1 : 0;
 }
 

@@ -47,18 +47,33 @@ static inline Py_ssize_t count_more(const Row *row, const Row *end) {
     return more;
 }
 
-/* Make the types or functions of a file, and add them to the module. Return -1 with an error. */
-int add_type(PyObject *module, PyType_Spec *spec);
-int add_player(PyObject *module);
+/* Fill `names` with strings, so that attributes are found fast. Return -1 with an error. */
+static inline int intern(PyObject **names, const char *const *spelled, int count) {
+    for (int i = 0; i < count; i++)
+        if ((names[i] = PyUnicode_InternFromString(spelled[i])) == NULL) return -1;
+    return 0;
+}
+
+/* Return the function of Python of a definition: its `self` is `memory`, from `calloc`, and `kept`, which live as long.
+   NULL with an error: then `memory` is freed. */
+PyObject *make_function(PyMethodDef *definition, void *memory, PyObject *kept);
+
+static inline void *memory_of(PyObject *self) { return PyCapsule_GetPointer(PyTuple_GET_ITEM(self, 0), NULL); }
+
+/* Return the memory of an object that never moves it, and its size; NULL with an error. */
+void *memory_in(PyObject *object, int flags, Py_ssize_t *nbytes);
+
+/* Make the functions or types of a file, and add them to the module. Return -1 with an error. */
 int add_exact(PyObject *module);
 int add_ready(PyObject *module);
 int add_messenger(PyObject *module);
 int add_socket_call(PyObject *module);
 
-int is_messenger(PyObject *object);
+/* Return the `self` of a function that `make_messenger` has made, a borrowed reference; NULL for other objects. */
+PyObject *messages_of(PyObject *messenger);
 
-/* Carry out what a Messenger does. Return a new reference to None, or NULL. */
-PyObject *play_messages(PyObject *messenger, uint64_t token, int64_t source, int64_t target);
+/* Carry out what a messenger does, by its `self`. Return a new reference to None, or NULL. */
+PyObject *play_messages(PyObject *self, uint64_t token, int64_t source, int64_t target);
 
-/* Carry out what a found play does: without a call by Python if it is a Player. Return a new reference, or NULL. */
+/* Carry out what a found play does: without a call by Python if it is compiled. Return a new reference, or NULL. */
 PyObject *start_play(PyObject *play);

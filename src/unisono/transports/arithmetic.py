@@ -66,16 +66,13 @@ TORCH_OPS: dict[str, Callable[..., Any]] = {
 
 
 class Arithmetic(Protocol):
-    """Views, copies and reductions of memory of one dtype. A view is a flat array or tensor; slices share memory."""
+    """Views and reductions of memory of one dtype. A view is a flat array or tensor; slices share memory."""
 
     itemsize: int
     """Bytes of an element."""
 
     def view(self, buffer: Any) -> Any:
         """Return the elements in `buffer`, sharing its memory."""
-
-    def copy(self, into: Any, source: Any) -> Step:
-        """Return the step that copies one view into another of the same length."""
 
     def reduce(self, sources: Sequence[Any], into: Any, spare: Any = None, /) -> list[Step]:
         """Return the steps that reduce views in order. `into` may share memory with one; the others do not change.
@@ -106,7 +103,7 @@ def tensor_over(buffer: Any, dtype: torch.dtype) -> torch.Tensor:
 def copy_of(arithmetic: Arithmetic, view: Any) -> Any:
     """Return a view of new memory with the same elements."""
     fresh = arithmetic.view(np.empty(view.nbytes, np.uint8))
-    perform([arithmetic.copy(fresh, view)])
+    fresh[:] = view
     return fresh
 
 
@@ -120,12 +117,9 @@ class NumpyArithmetic:
     def view(self, buffer: Any) -> Array:
         return np.frombuffer(buffer, self.dtype)
 
-    def copy(self, into: Array, source: Array) -> Step:
-        return np.copyto, (into, source)
-
     def reduce(self, sources: Sequence[Array], into: Array, spare: Array | None = None, /) -> list[Step]:
         if len(sources) == 1:
-            return [] if sources[0] is into else [self.copy(into, sources[0])]
+            return [] if sources[0] is into else [(np.copyto, (into, sources[0]))]
         numbers: list[Any] = [*sources, into]
         single = len(sources) == 2 and into.shape == (1,) and self._overflows and self._combine is np.add
         if single and all(array.flags.aligned for array in numbers):  # as `memoryview` takes them
@@ -165,9 +159,6 @@ class Float32Arithmetic:
     def view(self, buffer: Any) -> torch.Tensor:
         return tensor_over(buffer, self.dtype)
 
-    def copy(self, into: torch.Tensor, source: torch.Tensor) -> Step:
-        return into.copy_, (source,)
-
     def reduce(self, sources: Sequence[torch.Tensor], into: torch.Tensor, _: object = None, /) -> list[Step]:
         return [(self._reduce_in_float32, (tuple(sources), into))]
 
@@ -197,5 +188,5 @@ def arithmetic_of(dtype: torch.dtype, op: str = "sum") -> Arithmetic:
 
 @cache
 def mover_of(dtype: torch.dtype) -> Arithmetic:
-    """Return the arithmetic that views and copies memory of a dtype in MOVABLE_DTYPES, when nothing is reduced."""
+    """Return the arithmetic that views memory of a dtype in MOVABLE_DTYPES, when nothing is reduced."""
     return NumpyArithmetic(dtype, "sum")

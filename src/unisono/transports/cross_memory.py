@@ -33,7 +33,7 @@ from unisono.mpi import MPI, allreduce_min
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import Step, perform
 from unisono.transports.plan import Plan, Play, Prepared, bytes_at
-from unisono.transports.signals import Signals
+from unisono.transports.signals import TOKEN_WORDS, Signals
 
 VARIABLE = "UNISONO_CMA"
 """Environment variable: "off" forbids access to the memory of other processes."""
@@ -92,7 +92,6 @@ class CrossMemory:
         for function in (self._read, self._write):
             function.restype, function.argtypes = ctypes.c_ssize_t, (ctypes.c_int, *vectors, *vectors, ctypes.c_ulong)
         self.signals, self._processes = signals, processes
-        self._addresses = [[line[:8].cast("q") for line in lines] for lines in signals.inline]
         self.others = [rank for rank in range(signals.size) if rank != signals.rank]
         self.piece = SCRATCH_BYTES // max(1, len(self.others)) & -64
         """Bytes read from each other rank at a time."""
@@ -127,12 +126,13 @@ class CrossMemory:
 
         None on all ranks if the kernel does not copy one of them: memory of a device driver, or secret memory.
         """
-        line, rank = self._addresses[(self.signals.sequence + 1) & 1], self.signals.rank
+        rank, rows = self.signals.rank, self.signals.rows
+        beside_token = 1 + ((self.signals.sequence + 1) & 1) * TOKEN_WORDS
         ends = (address, address + nbytes - 1) if nbytes else ()  # of the own bytes
         copied = all(self.try_read(rank, end, self._byte.ctypes.data, 1) for end in ends)
-        line[rank][0] = address if copied else 0
+        rows[rank][beside_token] = address if copied else 0
         barrier()
-        addresses = [slot[0] for slot in line]
+        addresses = [row[beside_token] for row in rows]
         return addresses if all(addresses) else None
 
     def _copy(self, function: Callable[..., int], rank: int, remote: int, local: int, nbytes: int) -> int:
@@ -197,8 +197,8 @@ def _plan_pieces(cross: CrossMemory, plan: Plan, address: int, target: int | Non
     pieces = []
     for offset in range(start, stop, cross.piece):
         nbytes = min(cross.piece, stop - offset)
-        chunk = arithmetic.view(MPI.memory.fromaddress(address + offset, nbytes))
-        into = chunk if target is None else arithmetic.view(MPI.memory.fromaddress(target + offset - start, nbytes))
+        chunk = arithmetic.view(bytes_at(address + offset, nbytes))
+        into = chunk if target is None else arithmetic.view(bytes_at(target + offset - start, nbytes))
         read = {peer: arithmetic.view(memory[:nbytes]) for peer, memory in cross.scratch.items()}
         sources = [chunk if peer == rank else read[peer] for peer in range(cross.signals.size)]
         pieces.append(Piece(offset, nbytes, arithmetic.reduce(sources, into, sources[0])))

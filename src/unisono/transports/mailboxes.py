@@ -11,17 +11,18 @@ ticket are numbered, n, in the order of the schedule at both ends.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from unisono.errors import UsageError
 from unisono.mpi import MPI, allreduce_min
-from unisono.schedules.schedule import Action, Program, Transfer
+from unisono.schedules.schedule import Action, Program
 from unisono.transports.arithmetic import Arithmetic, Array
 from unisono.transports.player import Completion, Move
-from unisono.transports.window import SLOTS_PER_RANK, Window, populate, reserve_slots
+from unisono.transports.window import SLOTS_PER_RANK, Window, reserve_slots
 
 MAX_SEATS = 256
 """Largest number of tickets that may be open at once."""
@@ -73,38 +74,32 @@ def plan_seats(pool: int, lanes: int, span: int, itemsize: int, chunk_length: in
     return Seats(min(chunk_length, chunk_capacity(in_flight)), in_flight, lanes * in_flight, nbytes)
 
 
-def chunks_sent_within(program: Program, node_ranks: Sequence[int]) -> int:
-    """Return the largest number of distinct chunks sent to `node_ranks` in one round of one lane."""
-    distinct = ({(t.chunk, t.span) for t in sent} for sent in _sent_to(program, node_ranks))
-    return max((sum(span for _, span in chunks) for chunks in distinct), default=0)
-
-
-def messages_per_peer(program: Program, node_ranks: Sequence[int]) -> int:
-    """Return the largest number of messages sent to one of `node_ranks` in one round of one lane."""
-    counts = (Counter(t.peer for t in sent) for sent in _sent_to(program, node_ranks))
-    return max((most for count in counts for most in count.values()), default=0)
-
-
-def _sent_to(program: Program, ranks: Sequence[int]) -> Iterator[list[Transfer]]:
-    """Yield what each round of each lane sends to some ranks."""
-    for transfers in (transfers for lane in program.lanes for transfers in lane):
-        yield [t for t in transfers if t.action is Action.SEND and t.peer in ranks]
+def sent_within(program: Program, node_ranks: Sequence[int]) -> tuple[int, int]:
+    """Return the largest number of distinct chunks sent to `node_ranks` in one round of one lane, and of messages to
+    one of them."""
+    chunks = messages = 0
+    for transfers in chain(*program.lanes):
+        sent = [t for t in transfers if t.action is Action.SEND and t.peer in node_ranks]
+        chunks = max(chunks, sum(span for _, span in {(t.chunk, t.span) for t in sent}))
+        messages = max(messages, *Counter(t.peer for t in sent).values(), 0)
+    return chunks, messages
 
 
 class Mailboxes:
     """Mailboxes in the shared memory of a node; all its ranks use and free them together."""
 
-    def __init__(self, comm: MPI.Intracomm, pools: Window, words: Window, pool: int) -> None:
-        """`pool` is the size in bytes of each rank's memory for sent data: equal on all nodes."""
-        self.rank, self._comm, self._pools = comm.rank, comm, pools
+    def __init__(self, comm: MPI.Intracomm, window: Window, words_at: int, pool: int) -> None:
+        """`pool` is the size in bytes of each rank's memory for sent data: equal on all nodes. The words of a rank
+        begin `words_at` bytes after the beginning of its pool."""
+        self.rank, self._comm, self._window = comm.rank, comm, window
         self.pool = pool
-        self.contents: list[Array] = [np.frombuffer(buffer, np.uint8)[:pool] for buffer in pools.buffers]
+        self.contents: list[Array] = [np.frombuffer(buffer, np.uint8)[:pool] for buffer in window.buffers]
         """Pools of all ranks, as bytes."""
-        self._window, count = words, words.nbytes // 8
-        self.rows = [memoryview(buffer)[: 8 * count].cast("q") for buffer in words.buffers]
+        self.rows = [memoryview(buffer)[words_at : window.nbytes].cast("q") for buffer in window.buffers]
         """Words of all ranks, two per sent message: its tag, or 0 for no message, and its offset in the pool."""
-        self.rows[self.rank][:] = memoryview(bytes(8 * count)).cast("q")
-        self.fence = self._window.sync
+        own = self.rows[self.rank]
+        own[:] = memoryview(bytes(own.nbytes)).cast("q")
+        self.fence = window.sync
         self.fence()
         comm.Barrier()
 
@@ -118,7 +113,6 @@ class Mailboxes:
         for row in self.rows:
             row.release()
         self._window.free()
-        self._pools.free()
         self._comm.Free()
 
 
@@ -128,21 +122,19 @@ def make_mailboxes(comm: MPI.Intracomm, node: int) -> Mailboxes | None:
     `node` is the number of this rank's node.
     """
     node_comm: MPI.Intracomm = comm.Split(node, comm.rank)  # type: ignore[assignment]
-    nbytes = 16 * node_comm.size * MAX_SEATS * MAX_MESSAGES_PER_PEER
-    pools, slot = reserve_slots(node_comm, nbytes)
-    words = Window(node_comm, nbytes)
-    populated = populate(np.frombuffer(words.own, np.uint8))
-    pool = allreduce_min(comm, SLOTS_PER_RANK * slot if populated else 0)
-    if pool and pools is not None:
-        return Mailboxes(node_comm, pools, words, pool)
-    for window in filter(None, (pools, words)):
+    words_bytes = 16 * node_comm.size * MAX_SEATS * MAX_MESSAGES_PER_PEER
+    window, slot = reserve_slots(node_comm, words_bytes)
+    pool = allreduce_min(comm, SLOTS_PER_RANK * slot)
+    if window is not None and pool:
+        return Mailboxes(node_comm, window, SLOTS_PER_RANK * slot, pool)
+    if window is not None:
         window.free()
     node_comm.Free()
     return None
 
 
 class _Word(NamedTuple):
-    """Move, and the value of its word once it has completed."""
+    """Move, and its word, which has `value` once the message was written, or read."""
 
     row: memoryview
     word: int
@@ -150,12 +142,6 @@ class _Word(NamedTuple):
     """Tag of an expected message; 0 for a sent message."""
     ticket: int
     move: Move
-
-
-def _pop_completed(pending: list[_Word]) -> list[_Word]:
-    """Remove and return the entries whose word has the value of a completed move."""
-    indices = [index for index, entry in enumerate(pending) if entry.row[entry.word] == entry.value]
-    return [pending.pop(index) for index in reversed(indices)]
 
 
 class MailboxTransport:
@@ -173,19 +159,16 @@ class MailboxTransport:
         node_ranks: Sequence[int],
         seats: Seats,
         memory: Any,
-        itemsize: int,
         arithmetic: Arithmetic,
         fingerprint: int,
     ) -> None:
         self._boxes, self._seats = mailboxes, seats
         self._index = {rank: index for index, rank in enumerate(node_ranks)}
         self._payload: Array = np.frombuffer(memory, np.uint8)
-        self._itemsize, self._arithmetic = itemsize, arithmetic
+        self._itemsize, self._arithmetic = arithmetic.itemsize, arithmetic
         self._tag = 1 << 62 | fingerprint << 30
-        self._sent: Counter[tuple[int, int]] = Counter()  # messages of (ticket, peer) so far
-        self._taken: Counter[tuple[int, int]] = Counter()
-        self._sends: list[_Word] = []
-        self._receives: list[_Word] = []
+        self._begun: Counter[tuple[bool, int, int]] = Counter()  # messages so far: True for sent ones, ticket, peer
+        self._pending: list[_Word] = []
         self._borrowed: dict[tuple[int, int], tuple[int, int]] = {}  # index of the sender, and of the word
 
     def begin(self, ticket: int, moves: Sequence[Move]) -> None:
@@ -194,18 +177,20 @@ class MailboxTransport:
         offset = seat * self._seats.nbytes
         pool, row, copied = boxes.contents[boxes.rank], boxes.rows[boxes.rank], dict[tuple[int, int], int]()
         for move in moves:
-            if move.action is not Action.SEND:
-                message_index, tag = self._number(self._taken, ticket, move.peer)
-                theirs = boxes.rows[self._index[move.peer]]
-                self._receives.append(_Word(theirs, boxes.word(boxes.rank, seat, message_index), tag, ticket, move))
+            sends, peer = move.action is Action.SEND, self._index[move.peer]
+            message_index = self._begun[sends, ticket, peer]
+            self._begun[sends, ticket, peer] += 1
+            tag = self._tag | (ticket & 0xFFFFF) << 10 | message_index & 0x3FF
+            if not sends:
+                word = boxes.word(boxes.rank, seat, message_index)
+                self._pending.append(_Word(boxes.rows[peer], word, tag, ticket, move))
                 continue
             first, stop = move.region.start * self._itemsize, move.region.stop * self._itemsize
             if (first, stop) not in copied:
                 pool[offset : offset + stop - first] = self._payload[first:stop]
                 copied[first, stop] = offset
                 offset += -(-(stop - first) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-            message_index, tag = self._number(self._sent, ticket, move.peer)
-            word = boxes.word(self._index[move.peer], seat, message_index)
+            word = boxes.word(peer, seat, message_index)
             if row[word]:
                 raise UsageError(
                     "an earlier call of this world was interrupted while other ranks took part in it; make a new world"
@@ -213,13 +198,15 @@ class MailboxTransport:
             row[word + 1] = copied[first, stop]
             boxes.fence()
             row[word] = tag
-            self._sends.append(_Word(row, word, 0, ticket, move))
+            self._pending.append(_Word(row, word, 0, ticket, move))
 
     def completed(self) -> list[Completion]:
         """Check the words of expected and of sent messages once; return the completed moves."""
         self._boxes.fence()
-        done = [self._take(entry) for entry in _pop_completed(self._receives)]
-        done += [Completion(entry.ticket, entry.move.position) for entry in _pop_completed(self._sends)]
+        indices = [index for index, entry in enumerate(self._pending) if entry.row[entry.word] == entry.value]
+        done = [self._take(self._pending[index]) for index in indices]
+        for index in reversed(indices):
+            del self._pending[index]
         return done
 
     def release(self, ticket: int, position: int) -> None:
@@ -230,6 +217,8 @@ class MailboxTransport:
 
     def _take(self, entry: _Word) -> Completion:
         _, word, _, ticket, move = entry
+        if move.action is Action.SEND:
+            return Completion(ticket, move.position)
         boxes, sender = self._boxes, self._index[move.peer]
         boxes.fence()
         first, stop = move.region.start * self._itemsize, move.region.stop * self._itemsize
@@ -241,9 +230,3 @@ class MailboxTransport:
         self._payload[first:stop] = content
         self.release(ticket, move.position)
         return Completion(ticket, move.position)
-
-    def _number(self, counts: Counter[tuple[int, int]], ticket: int, peer: int) -> tuple[int, int]:
-        """Count the next message of a ticket with a peer; return its index and its tag."""
-        message_index = counts[ticket, peer]
-        counts[ticket, peer] = message_index + 1
-        return message_index, self._tag | (ticket & 0xFFFFF) << 10 | message_index & 0x3FF

@@ -102,13 +102,12 @@ class MessageTransport:
         comm: MPI.Intracomm,
         memory: MPI.memory,
         arithmetic: Arithmetic,
-        wire: Wire | None = None,
-        fingerprint: int = 0,
+        wire: Wire | None,
+        fingerprint: int,
     ) -> None:
         self._comm, self._memory = comm, memory
         self._arithmetic, self._payload, self._wire = arithmetic, arithmetic.view(memory), wire
-        self._itemsize = len(memory) // max(1, len(self._payload))
-        self._tag = tag_of(comm, fingerprint)
+        self._itemsize, self._tag = arithmetic.itemsize, tag_of(comm, fingerprint)
         self._requests: list[MPI.Request] = []
         self._posted: list[_PostedRequest] = []  # for each request its move and buffer
         self._received: dict[tuple[int, int], Array] = {}
@@ -117,40 +116,29 @@ class MessageTransport:
     def begin(self, ticket: int, moves: Sequence[Move]) -> None:
         """Post the messages of a round. Receives are first, so that early messages land in their buffers."""
         tag = self._tag + ticket % TICKET_SPREAD
-        for move in moves:
-            if move.action is not Action.SEND:
-                buffer = self._buffer_for(move)
-                memory = self._payload_bytes(move) if buffer is None else buffer
-                self._post(self._comm.Irecv([memory, MPI.BYTE], move.peer, tag), (ticket, move, buffer))
-        for move in moves:
-            if move.action is Action.SEND:
-                encoded = None
-                if self._wire is not None:
-                    encoded = self._buffer(self._wire.nbytes(_length(move)))
-                    self._wire.encode(self._payload[move.region], encoded)
-                memory = self._payload_bytes(move) if encoded is None else encoded
-                self._post(self._comm.Isend([memory, MPI.BYTE], move.peer, tag), (ticket, move, encoded))
+        for move in sorted(moves, key=lambda move: move.action is Action.SEND):
+            sends, buffer = move.action is Action.SEND, self._buffer_for(move)
+            if sends and self._wire is not None and buffer is not None:
+                self._wire.encode(self._payload[move.region], buffer)
+            memory = self._payload_bytes(move) if buffer is None else buffer
+            post = self._comm.Isend if sends else self._comm.Irecv
+            self._requests.append(post([memory, MPI.BYTE], move.peer, tag))
+            self._posted.append((ticket, move, buffer))
 
     def completed(self) -> list[Completion]:
         """Test all requests once; return the completed moves."""
         if not self._requests:  # sent data may still need MPI's progress while others wait for it
             self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
             return []
-        indices = MPI.Request.Testsome(self._requests)
-        if not indices:
-            return []
-        done = [self._take(self._posted[index]) for index in sorted(indices)]
-        for index in sorted(indices, reverse=True):
+        indices = sorted(MPI.Request.Testsome(self._requests) or ())
+        done = [self._take(self._posted[index]) for index in indices]
+        for index in reversed(indices):
             del self._requests[index], self._posted[index]
         return done
 
     def release(self, ticket: int, position: int) -> None:
         """Make the landing buffer of this move available again."""
         self._free(self._received.pop((ticket, position)))
-
-    def _post(self, request: MPI.Request, posted: _PostedRequest) -> None:
-        self._requests.append(request)
-        self._posted.append(posted)
 
     def _take(self, posted: _PostedRequest) -> Completion:
         """Decode a received message; return its completed move."""
@@ -173,7 +161,7 @@ class MessageTransport:
         return self._memory[move.region.start * self._itemsize : move.region.stop * self._itemsize]
 
     def _buffer_for(self, move: Move) -> Array | None:
-        """Return the landing buffer of a move; None if it is received in place."""
+        """Return the buffer of a move's message; None if it is sent from the payload's memory, or received there."""
         if self._wire is not None:
             return self._buffer(self._wire.nbytes(_length(move)))
         return self._buffer(_length(move) * self._itemsize) if move.action is Action.ADD else None

@@ -21,16 +21,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 
 from unisono.mpi import MPI, allreduce_min
-from unisono.transports.signals import Signals
+from unisono.transports.signals import SIGNALS_BYTES, Signals
 from unisono.transports.window import SLOTS_PER_RANK, Window, reserve_slots
-
-MAX_SIGNALS_BYTES = 8 << 10
-"""Bound on the bytes of a rank's signals in shared memory."""
 
 MAX_PIECE_BYTES, MAX_SHARED_PIECE_BYTES = 256 << 10, 512 << 10
 """Largest piece in bytes, by measurement: three slots stay in a second-level cache of 1 MiB. Longer where ranks share
@@ -45,10 +41,11 @@ def make_node_memory(
     All of them make it together. `ranks` are their numbers in error messages. `check_interrupt` is called regularly in
     waits, and raises to end them.
     """
-    window, slot = reserve_slots(comm, MAX_SIGNALS_BYTES)
+    window, slot = reserve_slots(comm, SIGNALS_BYTES)
     if window is None:
         return None
-    return NodeMemory(comm, Signals(comm, ranks, check_interrupt), window, slot)
+    signals = Signals(comm, ranks, check_interrupt, window, SLOTS_PER_RANK * slot)
+    return NodeMemory(comm, signals, window, slot)
 
 
 class NodeMemory:
@@ -92,20 +89,14 @@ class NodeMemory:
         """Free all memory except that of live tensors. Views of the slots must not be used afterwards."""
         for index in list(self._shared):
             _drop(self._shared, index)
-        self._window.free()
         self.signals.free()
+        self._window.free()
 
 
 def _drop(shared: dict[int, SharedMemory], index: int) -> None:
-    if (released := shared.pop(index, None)) is not None:
-        released.clear_plans()
-
-
-class Clearable(Protocol):
-    """Container of what was prepared on memory."""
-
-    def clear(self) -> None:
-        """Drop all."""
+    if (dropped := shared.pop(index, None)) is not None:
+        for act in dropped.on_drop:
+            act()
 
 
 class SharedMemory:
@@ -115,27 +106,17 @@ class SharedMemory:
         self.index = index
         """Index of this memory: equal on all ranks, whichever memory each has freed before."""
         self.start, self.nbytes = mappings[rank].data_ptr(), mappings[rank].numel()
-        self._own = mappings[rank]
-        self.buffers: list[Any] = [memoryview(mapping.numpy()) for mapping in mappings]  # type: ignore[arg-type]
-        """Memory of each rank, by rank."""
+        self._mappings, self._own = mappings, mappings[rank]
         self.starts = [mapping.data_ptr() for mapping in mappings]
-        """Addresses of that memory."""
-        self._plans: dict[int, Clearable] = {}
+        """Addresses of the memory of all ranks."""
+        self.on_drop: set[Callable[[], None]] = set()
+        """Functions that are called once the mappings are dropped: they forget what was prepared for this memory."""
 
     def tensor(self, length: int, dtype: torch.dtype, on_release: Callable[[], None]) -> torch.Tensor:
         """Return a tensor of the own memory; `on_release` is called, in any thread, after its last view."""
         kept = self._own.numpy().view()  # an array of its own, which PyTorch keeps with the tensor's storage
         weakref.finalize(kept, on_release).atexit = False
         return torch.frombuffer(kept, dtype=dtype, count=length)
-
-    def plan(self, plans: Clearable) -> None:
-        """Register plans that hold views of this memory; `clear_plans` clears them."""
-        self._plans[id(plans)] = plans
-
-    def clear_plans(self) -> None:
-        for plans in self._plans.values():
-            plans.clear()
-        self._plans.clear()
 
 
 def allocate_shared(comm: MPI.Intracomm, nbytes: int, index: int) -> SharedMemory | None:

@@ -45,7 +45,7 @@ class Plan(NamedTuple):
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """Arithmetic by which the payload is viewed, copied and reduced."""
+        """Arithmetic by which the payload is viewed and reduced."""
         if self.wire == EXACT:
             return ExactArithmetic(self.dtype)
         return mover_of(self.dtype) if self.op is None else arithmetic_of(self.dtype, self.op)

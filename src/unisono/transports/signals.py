@@ -31,9 +31,8 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from threading import current_thread, main_thread
-from typing import Any
 
 import numpy as np
 
@@ -46,9 +45,6 @@ from unisono.transports.arithmetic import Array
 from unisono.transports.compiled import compiled
 from unisono.transports.window import Window
 
-Player: Any = getattr(compiled, "Player", None)
-poll_word: Any = getattr(compiled, "poll_word", None)
-
 VARIABLE = "UNISONO_COMPILED"
 """Environment variable: "off" plays barriers and steps by Python alone."""
 
@@ -60,6 +56,9 @@ INLINE_BYTES = 120
 
 TOKEN_WORDS = 1 + INLINE_BYTES // 8
 """Words of 8 bytes of a token and the payload beside it."""
+
+SIGNALS_BYTES = 2 * 8 * TOKEN_WORDS + WORDS_BYTES
+"""Bytes of a rank's signals in shared memory."""
 
 ORDERED_MACHINES = ("x86_64", "AMD64")
 """Processors that make stores visible in program order, and loads likewise."""
@@ -98,38 +97,37 @@ SLEEPS_PER_PROGRESS = 64
 
 def is_compiled() -> bool:
     """Return True where compiled code was made at installation, and this process may use it."""
-    return Player is not None and os.environ.get(VARIABLE, "") != "off"
+    return compiled is not None and os.environ.get(VARIABLE, "") != "off"
 
 
 class Signals:
     """Barriers of the ranks of a node, which compiled code plays where there is some."""
 
-    def __init__(self, comm: MPI.Intracomm, ranks: Sequence[int], check_interrupt: Callable[[], None]) -> None:
-        """`ranks` are the ranks' numbers in error messages.
-
-        `check_interrupt` is called regularly in waits; it raises to end the wait.
-        """
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        ranks: Sequence[int],
+        check_interrupt: Callable[[], None],
+        window: Window,
+        start: int,
+    ) -> None:
+        """`ranks` are the ranks' numbers in error messages. `check_interrupt` is called regularly in waits; it raises
+        to end the wait. The signals lie in SIGNALS_BYTES bytes of a window, from byte `start` of each rank on."""
         self.rank, self.size, self._comm = comm.rank, comm.size, comm
         self.ranks, self._check_interrupt = ranks, check_interrupt
-        nbytes = 8 * 2 * TOKEN_WORDS
-        self._window = Window(comm, nbytes + WORDS_BYTES)
-        rows = [memoryview(buffer)[:nbytes].cast("q") for buffer in self._window.buffers]
-        self._descriptions = [memoryview(buffer)[nbytes : nbytes + WORDS_BYTES] for buffer in self._window.buffers]
-        self._rows: list[memoryview] = rows
-        self._addresses = [buffer.address for buffer in self._window.buffers]
-        self._own = rows[self.rank]
-        self._others = [row for rank, row in enumerate(rows) if rank != self.rank]
-        self._own[:] = memoryview(bytes(nbytes)).cast("q")
-        self.inline = [
-            [memoryview(buffer)[first + 8 : first + 8 + INLINE_BYTES] for buffer in self._window.buffers]
-            for first in (0, 8 * TOKEN_WORDS)
-        ]
-        """Memory beside the tokens of all ranks, for barriers of even and of odd sequence numbers."""
-        self.inline_addresses = [[start + first + 8 for start in self._addresses] for first in (0, 8 * TOKEN_WORDS)]
-        """Addresses of that memory."""
+        memories = [memoryview(buffer)[start : start + SIGNALS_BYTES] for buffer in window.buffers]
+        self._descriptions = [memory[-WORDS_BYTES:] for memory in memories]
+        self.rows = [memory[:-WORDS_BYTES].cast("q") for memory in memories]
+        """Tokens of all ranks, each with the words beside it, for barriers of even and then of odd sequence numbers."""
+        self._addresses = [buffer.address + start for buffer in window.buffers]
+        self._own = self.rows[self.rank]
+        self._others = [row for rank, row in enumerate(self.rows) if rank != self.rank]
+        self._own[:] = memoryview(bytes(self._own.nbytes)).cast("q")
+        self.inline_addresses = [[address + first + 8 for address in self._addresses] for first in (0, 8 * TOKEN_WORDS)]
+        """Addresses of what travels beside the tokens of all ranks, for even and for odd sequence numbers."""
         self._state = memoryview(bytearray(8 * len(STATE))).cast("q")
         self._label = ""
-        self._barriers: dict[Call, Callable[[], None]] = {}  # refusals have one digest, and words of their own
+        self._barrier_of = lru_cache(MAX_BARRIERS)(self.prepare_barrier)  # refusals have one digest, but other words
         self.waiting: Call | None = None
         """Call in which this rank is waiting, for some milliseconds at least; else None."""
         cores, masks = available_cores(), comm.allgather(available_cores())
@@ -143,9 +141,8 @@ class Signals:
         self._compiled_waits = (SHARED_SPINS, COMPILED_YIELDS) if shared else (COMPILED_SPINS, 0)
         self.compiled = is_compiled()
         """True where barriers and short steps are played by compiled code."""
-        self.fence = self._window.sync
-        self._barrier_fence = None if platform.machine() in ORDERED_MACHINES else self.fence
-        self.fence()
+        self._barrier_fence = None if platform.machine() in ORDERED_MACHINES else window.sync
+        window.sync()
         comm.Barrier()
 
     def label_calls(self, label: str) -> None:
@@ -159,12 +156,7 @@ class Signals:
 
     def barrier(self, call: Call) -> None:
         """Wait until all ranks have entered this barrier. Raises MismatchError on every rank if their calls differ."""
-        barrier = self._barriers.get(call)
-        if barrier is None:
-            if len(self._barriers) == MAX_BARRIERS:
-                self._barriers.clear()
-            barrier = self._barriers[call] = self.prepare_barrier(call)
-        barrier()
+        self._barrier_of(call)()
 
     def prepare_barrier(self, call: Call) -> Callable[[], None]:
         """Return the barrier of a call as a function, for calls that are repeated."""
@@ -202,11 +194,12 @@ class Signals:
         other_addresses = tuple(self._addresses[: self.rank] + self._addresses[self.rank + 1 :])
         waits, complete = self._compiled_waits, partial(self._complete, call)
         memory = self._state, own_address, other_addresses, TOKEN_WORDS
-        return Player(*memory, *waits, call.digest, tuple(programs), complete)  # type: ignore[no-any-return]
+        return compiled.make_player(*memory, *waits, call.digest, tuple(programs), complete)  # type: ignore[no-any-return]
 
     def _complete(self, call: Call) -> None:
         """Wait until all ranks have entered the barrier that this one has. Raises MismatchError as `barrier` does."""
-        self._check_end()
+        if self._state[ENDED]:  # perhaps meanwhile, in another thread
+            self._check_interrupt()
         index, before = TOKEN_WORDS if self.sequence & 1 else 0, self._state[BEFORE]
         token, agreed = self._own[index], True
         for row in self._others:
@@ -227,7 +220,7 @@ class Signals:
                 time.sleep(SLEEP_SECONDS)
                 polls += POLLS_PER_PROGRESS // SLEEPS_PER_PROGRESS
             elif keeps_core:
-                poll_word(row, index, before, POLLS_WITHOUT_LOCK)
+                compiled.poll_word(row, index, before, POLLS_WITHOUT_LOCK)
                 polls += POLLS_PER_PROGRESS // SLEEPS_PER_PROGRESS
             else:
                 os.sched_yield()
@@ -245,41 +238,22 @@ class Signals:
 
     def _raise_mismatch(self, call: Call) -> None:
         """Exchange descriptions and raise MismatchError; on every rank, as each differs from at least one other."""
-        self._check_end()
-        index = (self.sequence & 1) * TOKEN_WORDS
-        tokens = [int(row[index]) for row in self._rows]  # which the next barrier but one must find replaced
         self._descriptions[self.rank][:] = encode_words(self._labelled(call))
-        self._barrier_unchecked([self._own[TOKEN_WORDS - index]] * self.size, call)
+        self._own[(self.sequence & 1) * TOKEN_WORDS] = -self.sequence  # equal on all ranks, as after any barrier
+        barrier = self.prepare_barrier(Call(call.description, -self._state[LABEL]))  # equal tokens, whatever the calls
+        barrier()
         calls = [decode_words(bytes(encoded)) for encoded in self._descriptions]
-        self._barrier_unchecked(tokens, call)  # no rank writes another description before all have read these
-        other_rank = next(rank for rank, token in enumerate(tokens) if token != tokens[self.rank])
+        barrier()  # no rank writes another description before all have read these
+        other_rank = next(rank for rank, described in enumerate(calls) if described != calls[self.rank])
         error = PlaceMismatchError if differ_in_place(calls) else MismatchError
         raise error(difference(self.ranks[self.rank], calls[self.rank], self.ranks[other_rank], calls[other_rank]))
-
-    def _barrier_unchecked(self, before: Sequence[int], call: Call) -> None:
-        """Wait in a barrier without a comparison of calls; `before` are the tokens of two barriers ago."""
-        self._state[SEQUENCE] += 1
-        index = (self.sequence & 1) * TOKEN_WORDS
-        self.fence()
-        self._check_end()
-        self._own[index] = -self.sequence
-        for rank, row in enumerate(self._rows):
-            if rank != self.rank:
-                self._wait_for_token(row, index, before[rank], call)
-        self.fence()
-
-    def _check_end(self) -> None:
-        """Raise the world's failure if it has ended, also meanwhile, in another thread."""
-        if self._state[ENDED]:
-            self._check_interrupt()
 
     def end(self) -> None:
         """Make all later operations call `check_interrupt`, which raises: the world has ended."""
         self._state[ENDED] = 1
 
     def free(self) -> None:
-        """Free the memory; called by all ranks together."""
+        """End the barriers, before their memory is freed."""
         self._state[ENDED] = 1
-        for view in (*self._rows, *self._descriptions, *(line for lines in self.inline for line in lines)):
+        for view in (*self.rows, *self._descriptions):
             view.release()
-        self._window.free()

@@ -31,15 +31,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from unisono.mpi import MPI
+from unisono.mpi import MPI, allreduce_min
 from unisono.schedules.pieces import Cut
 from unisono.schedules.schedule import Action, Program
 from unisono.transports.arithmetic import Arithmetic, perform
 from unisono.transports.compiled import compiled
 from unisono.transports.signals import is_compiled
 from unisono.transports.steps import Row, RowKind, end_of, reduction, steps_of
-
-Messenger: Any = getattr(compiled, "Messenger", None)
 
 VARIABLE = "UNISONO_SOCKETS"
 """Environment variable: "off", on one rank at least, leaves collectives to the MPI library and to its messages; "on",
@@ -151,7 +149,7 @@ class Sockets:
         table = np.array(rows, np.int64).reshape(-1, 5)
         messages = table[np.isin(table[:, 0], MESSAGES), 1]
         yields = LONG_YIELDS if messages.max(initial=0) >= SEGMENT_BYTES else YIELDS
-        return Messenger(self._connections, table, yields, handle)  # type: ignore[no-any-return]
+        return compiled.make_messenger(self._connections, table, yields, handle)  # type: ignore[no-any-return]
 
     def end(self) -> None:
         """End all connections. Their numbers stay taken, since another thread may wait for them."""
@@ -280,16 +278,14 @@ def open_sockets(comm: MPI.Intracomm) -> Sockets | None:
         if any(place is None for place in reachable):
             return None
         connected = _connect(comm.rank, listener, reachable, secret)
-        missing = np.array([sum(connection is None for connection in connected) - 1])
-        comm.Allreduce(MPI.IN_PLACE, missing, MPI.MAX)
-        if missing[0]:
-            for connection in filter(None, connected):
-                connection.close()
+        sockets = Sockets(connected)
+        if not allreduce_min(comm, connected.count(None) == 1):
+            sockets.close()
             return None
     for connection in filter(None, connected):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setblocking(False)
-    return Sockets(connected)
+    return sockets
 
 
 def addresses_of_interfaces() -> dict[str, str]:

@@ -21,15 +21,13 @@ import numpy as np
 import torch
 
 from unisono.call import Call
-from unisono.mpi import MPI
 from unisono.transports.arithmetic import Arithmetic, Step, arithmetic_of, perform
-from unisono.transports.plan import Play
+from unisono.transports.plan import Play, bytes_at
 from unisono.transports.signals import Signals
-from unisono.wires import EXACT
 
 
 class RowKind(IntEnum):
-    """Kinds of rows; `_steps.c` has the same numbers, but for OTHER, which it does not know."""
+    """Kinds of rows, of reductions by op and dtype; `_steps.h` has the same numbers."""
 
     COPY = 0
     SUM_FLOAT32 = 1
@@ -55,21 +53,6 @@ class RowKind(IntEnum):
     SUM_FLOAT16 = 16
     PART = 17
     """Wait for the messages to this rank before it; those to others go on, until a ROUND."""
-
-
-COMPILED = {
-    (torch.float32, "sum"): RowKind.SUM_FLOAT32,
-    (torch.float64, "sum"): RowKind.SUM_FLOAT64,
-    (torch.bfloat16, "sum"): RowKind.SUM_BFLOAT16,
-    (torch.float16, "sum"): RowKind.SUM_FLOAT16,
-    (torch.int32, "sum"): RowKind.SUM_INT32,
-    (torch.int64, "sum"): RowKind.SUM_INT64,
-    (torch.int32, "maximum"): RowKind.MAXIMUM_INT32,
-    (torch.int64, "maximum"): RowKind.MAXIMUM_INT64,
-    (torch.float32, EXACT): RowKind.EXACT_FLOAT32,
-    (torch.float64, EXACT): RowKind.EXACT_FLOAT64,
-}
-"""Reductions that are compiled, by dtype and op."""
 
 
 class Row(NamedTuple):
@@ -104,7 +87,8 @@ def reduction(kind: RowKind, into: int, sources: Sequence[int], count: int) -> l
 
 @cache
 def kind_of(dtype: torch.dtype, op: str) -> RowKind:
-    return COMPILED.get((dtype, op), RowKind.OTHER)
+    """Return the kind of a reduction; OTHER for those that are not compiled."""
+    return RowKind.__members__.get(f"{op}_{dtype}".replace("torch.", "").upper(), RowKind.OTHER)
 
 
 BYTES = arithmetic_of(torch.uint8)
@@ -170,21 +154,16 @@ def steps_of(rows: Sequence[Row], arithmetic: Arithmetic) -> Iterator[Step]:
     """Yield the steps of rows without barriers, as calls of NumPy and PyTorch."""
     for index, row in enumerate(rows):
         if row.kind is RowKind.COPY:
-            into, source = (memoryview(_memory(address, row.amount)) for address in (row.into, row.source))
+            into, source = (bytes_at(address, row.amount).data for address in (row.into, row.source))
             yield into.__setitem__, (slice(None), source)  # the fastest in Python for a few bytes
         elif row.kind is not RowKind.MORE:
             more = rows[index + 1 : end_of(rows, index)]
             addresses = [row.into, row.source, row.second, *(further.source for further in more)]
-            views = {
-                address: arithmetic.view(_memory(address, row.amount * arithmetic.itemsize)) for address in addresses
-            }
+            nbytes = row.amount * arithmetic.itemsize
+            views = {address: arithmetic.view(bytes_at(address, nbytes)) for address in addresses}
             yield from arithmetic.reduce([views[address] for address in addresses[1:]], views[row.into])
 
 
 def end_of(rows: Sequence[Row], index: int) -> int:
     """Return the index after a row and the rows of kind MORE behind it."""
     return next((after for after in range(index + 1, len(rows)) if rows[after].kind is not RowKind.MORE), len(rows))
-
-
-def _memory(address: int, nbytes: int) -> Any:
-    return MPI.memory.fromaddress(address, nbytes)

@@ -104,16 +104,15 @@ def shortage_message(host: str, folder: str, free: int | None, bytes_needed: int
 
 
 def reserve_slots(comm: MPI.Intracomm, other_bytes: int) -> tuple[Window | None, int]:
-    """Return a window for the slots of each rank of a node, and the bytes of a slot; (None, 0) without enough memory.
-
-    Each rank needs `other_bytes` bytes besides. All ranks of `comm`, on one node, call it together.
+    """Return a window with the slots of each rank of a node, and `other_bytes` bytes behind them, and the bytes of a
+    slot; (None, 0) without enough memory. All ranks of `comm`, on one node, call it together.
     """
     free = _agreed_free(comm)
     slot = plan_slot(free, comm.size, other_bytes)
-    window = allocate_window(comm, SLOTS_PER_RANK * slot) if slot else None
+    window = allocate_window(comm, SLOTS_PER_RANK * slot + other_bytes) if slot else None
     while window is None and slot > MIN_SLOT_BYTES:  # another process took the memory
         slot //= 2
-        window = allocate_window(comm, SLOTS_PER_RANK * slot)
+        window = allocate_window(comm, SLOTS_PER_RANK * slot + other_bytes)
     if window is None:
         least = SLOTS_PER_RANK * MIN_SLOT_BYTES + other_bytes
         _warn(comm, free, least, "they send each other messages instead, which is slower")

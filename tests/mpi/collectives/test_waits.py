@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -184,7 +185,8 @@ def test_the_main_thread_gives_its_own_core_to_no_other_program(
 
     monkeypatch.setattr(signals, "_keeps_core", own_cores)
     monkeypatch.setattr("unisono.transports.signals.os.sched_yield", lambda: arrive("yields"))
-    monkeypatch.setattr("unisono.transports.signals.poll_word", lambda *_: arrive("polls"))
+    polling = SimpleNamespace(poll_word=lambda *_: arrive("polls"))
+    monkeypatch.setattr("unisono.transports.signals.compiled", polling)
     monkeypatch.setattr("unisono.transports.signals.SLEEP_AFTER_SECONDS", 60)
     wait = partial(signals._wait_for_token, row, 1, 0, call)
     if main:

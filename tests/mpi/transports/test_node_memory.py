@@ -13,6 +13,7 @@ from unisono.collectives.reduce import broadcast
 from unisono.errors import MismatchError, TensorError
 from unisono.placement import regular
 from unisono.transports import signals
+from unisono.transports.window import Window
 from unisono.world import World
 
 
@@ -65,7 +66,8 @@ def test_a_rank_whose_world_ends_meanwhile_raises_its_failure(world: World) -> N
             raise ConnectionError("the world has ended")
 
     ended, comm, call = False, world.comm.Dup(), call_of("a call")
-    memory = signals.Signals(comm, range(world.size), fail)
+    window = Window(comm, signals.SIGNALS_BYTES)
+    memory = signals.Signals(comm, range(world.size), fail, window, 0)
     memory.barrier(call)
     comm.Barrier()
     ended = True
@@ -73,9 +75,9 @@ def test_a_rank_whose_world_ends_meanwhile_raises_its_failure(world: World) -> N
     for operation in (
         lambda: memory.barrier(call),
         lambda: memory._raise_mismatch(call),
-        lambda: memory._barrier_unchecked([0] * world.size, call),
     ):
         with pytest.raises(ConnectionError, match="the world has ended"):
             operation()
     memory.free()
+    window.free()
     comm.Free()
