@@ -104,7 +104,7 @@ def as_markdown(facts: dict[str, Any]) -> str:
 
 def main() -> None:
     keep_memory()
-    dtype = choose_dtype(AUTO, torch.float32, torch.device("cpu"), processor())
+    dtype = choose_dtype(AUTO, torch.float32, torch.device("cpu"))
     rate = measure_peak(dtype).bytes_per_second
     rows = []
     for channels, size in SHAPES:

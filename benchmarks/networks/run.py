@@ -55,7 +55,7 @@ def steps(name: str) -> None:
 
 
 def layers(name: str) -> None:
-    dtype = choose_dtype(AUTO, torch.float32, torch.device("cpu"), processor())
+    dtype = choose_dtype(AUTO, torch.float32, torch.device("cpu"))
     shape = (BATCH, *input_shape(name))
     network_layers = layers_of(make_network(name, "", CLASSES, 3), shape)
     peak = measure_peak(dtype)

@@ -180,14 +180,14 @@ def test_a_bar_chart() -> None:
         assert text in drawn
 
 
-BOTH = Peak(operations_per_second=100.0, bytes_per_second=10.0)
-
-
 def test_the_longer_of_both_is_the_bound() -> None:
-    assert BOTH.least_seconds(operations=200, least_bytes=10) == 2.0
-    assert not BOTH.memory_bound(operations=200, least_bytes=10)
-    assert BOTH.least_seconds(operations=100, least_bytes=30) == 3.0
-    assert BOTH.memory_bound(operations=100, least_bytes=30)
+    peak = Peak(operations_per_second=100.0, bytes_per_second=10.0)
+    by_products, by_memory = (
+        LayerTiming("a", "Conv2d", "forward", 4.0, operations, least_bytes, "")
+        for operations, least_bytes in ((200, 10), (100, 30))
+    )
+    assert (by_products.share_of_bound(peak), by_products.bound(peak)) == (0.5, "products")
+    assert (by_memory.share_of_bound(peak), by_memory.bound(peak)) == (0.75, "memory")
 
 
 def test_the_first_attempt_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

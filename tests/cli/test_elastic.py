@@ -14,17 +14,17 @@ from unisono.elastic import supervisor
 from unisono.elastic.generations import ElasticRun
 from unisono.errors import UsageError
 
-Started = Callable[[str], tuple[ElasticRun, int]]
+Started = Callable[[str], ElasticRun]
 
 
 @pytest.fixture
 def started(in_process: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
-    """Return the run, and the number of ranks, that a command plays."""
+    """Return a function that returns the run that a command plays."""
     (tmp_path / "t.py").touch()
-    runs = list[tuple[ElasticRun, int]]()
-    monkeypatch.setattr(supervisor, "Supervisor", lambda *run: SimpleNamespace(play=lambda: runs.append(run) or 0))
+    runs = list[ElasticRun]()
+    monkeypatch.setattr(supervisor, "Supervisor", lambda run: SimpleNamespace(play=lambda: runs.append(run) or 0))
 
-    def of(arguments: str) -> tuple[ElasticRun, int]:
+    def of(arguments: str) -> ElasticRun:
         done = in_process(*arguments.split())
         assert done.returncode == 0, done.stderr
         return runs[-1]
@@ -81,14 +81,14 @@ def test_the_answer_to_a_request_is_said(
     ],
 )
 def test_ranks_of_a_program_have_its_arguments(started: Started, given: str, expected: str) -> None:
-    run, ranks = started(f"run {given}")
+    run = started(f"run {given}")
     assert run.first == run.later == ["run", *expected.split()]
-    assert ranks == 2
+    assert run.ranks == 2
 
 
 def test_a_program_goes_on_in_the_folder_of_its_run(started: Started, tmp_path: Path) -> None:
     (tmp_path / "r" / "checkpoints" / "step-000000007").mkdir(parents=True)
-    run, _ = started("run --elastic -n2 --resume r t.py")
+    run = started("run --elastic -n2 --resume r t.py")
     assert (run.home, run.first) == (Path("r"), ["run", "--backend-for=gloo,mpi", "t.py"])
 
 
@@ -113,5 +113,5 @@ def test_a_run_says_how_it_is_joined(in_process: Run, hosts: str, more: str) -> 
 def test_ranks_that_go_on_say_and_write_what_the_first_ones_do(
     started: Started, given: str, first: str, later: str
 ) -> None:
-    run, _ = started(f"train {given}")
+    run = started(f"train {given}")
     assert (run.first, run.later) == (["train", *first.split()], ["train", *later.split()])

@@ -10,7 +10,6 @@ from torch.nn.functional import cross_entropy
 from unisono.compute import convolution_plan
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.prepare import autocast_to, choose_dtype, prepare
-from unisono.processor import Processor
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here")
 
@@ -25,7 +24,7 @@ def test_a_step_on_the_gpu_equals_one_on_the_cpu(monkeypatch: pytest.MonkeyPatch
     there = copy.deepcopy(here).to("cuda")
     prepare(there, ConvolutionPlan())
     inputs, labels = torch.randn(4, 3, 8, 8), torch.arange(4)
-    dtype = choose_dtype("auto", torch.float32, torch.device("cuda"), Processor("any"))
+    dtype = choose_dtype("auto", torch.float32, torch.device("cuda"))
     assert dtype == torch.bfloat16
     cross_entropy(here(inputs), labels).backward()
     with autocast_to(dtype, torch.float32, "cuda"):

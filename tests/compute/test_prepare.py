@@ -44,8 +44,11 @@ FLOAT, BFLOAT16, DOUBLE = torch.float32, torch.bfloat16, torch.float64
         ("bfloat16", DOUBLE, AMX, DOUBLE),
     ],
 )
-def test_the_dtype_of_products(requested: str, weights: torch.dtype, processor: Processor, chosen: torch.dtype) -> None:
-    assert choose_dtype(requested, weights, torch.device("cpu"), processor) == chosen
+def test_the_dtype_of_products(
+    requested: str, weights: torch.dtype, processor: Processor, chosen: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unisono.compute.prepare.processor", lambda: processor)
+    assert choose_dtype(requested, weights, torch.device("cpu")) == chosen
 
 
 @pytest.mark.parametrize(
@@ -56,13 +59,13 @@ def test_the_dtype_of_products_on_an_accelerator(
     requested: str, supported: bool, chosen: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("unisono.compute.prepare.has_bfloat16", lambda _: supported)
-    assert choose_dtype(requested, FLOAT, torch.device("meta"), PLAIN) == chosen
+    assert choose_dtype(requested, FLOAT, torch.device("meta")) == chosen
 
 
 def test_an_accelerator_without_bfloat16_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unisono.compute.prepare.has_bfloat16", lambda _: False)
     with pytest.raises(UsageError, match='meta computes none; take "float32"'):
-        choose_dtype("bfloat16", FLOAT, torch.device("meta"), PLAIN)
+        choose_dtype("bfloat16", FLOAT, torch.device("meta"))
 
 
 @pytest.mark.parametrize("dtype", [FLOAT, BFLOAT16])
@@ -78,7 +81,7 @@ def test_products_are_computed_in_it(dtype: torch.dtype) -> None:
 
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(UsageError, match="precision 'float8'; there are auto, float32, bfloat16"):
-        choose_dtype("float8", FLOAT, torch.device("cpu"), PLAIN)
+        choose_dtype("float8", FLOAT, torch.device("cpu"))
 
 
 PROGRAM = """

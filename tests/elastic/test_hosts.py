@@ -101,16 +101,16 @@ def test_a_host_that_was_not_named_at_the_start_is_asked_once_it_joins(hosts: Ho
 def test_a_run_whose_hosts_start_nothing_names_them(hosts: Hosts, up: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (up / "a").unlink()
     (up / "b").unlink()
-    run = replace(hosts._run, later=["run", "t.py"])
+    run = replace(hosts._run, later=["run", "t.py"], ranks=2)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
-        assert Supervisor(run, 2)._play(requests) == 1
+        assert Supervisor(run)._play(requests) == 1
     assert re.search(r"none of the hosts a, b starts programs; try \S+mpiexec -hosts a ", capfd.readouterr().err)
 
 
 @pytest.mark.parametrize(("batch", "ranks"), [(64, 4), (3, 3)])
 def test_after_a_host_is_gone_as_many_ranks_follow_as_can_train(hosts: Hosts, batch: int, ranks: int) -> None:
     recipe = replace(Recipe(), training=replace(Recipe().training, batch=batch))
-    run = replace(hosts._run, hosts=("a", "b", "c"), recipe=recipe)
+    run = replace(hosts._run, hosts=("a", "b", "c"), recipe=recipe, ranks=6)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
-        end = Supervisor(run, 6)._train(Generation(6), False, requests)
+        end = Supervisor(run)._train(Generation(6), False, requests)
     assert (end.code, end.ranks) == (1, ranks)

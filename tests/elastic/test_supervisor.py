@@ -161,7 +161,7 @@ def test_a_run_that_no_command_trains_is_not_joined(tmp_path: Path, unisono: Run
 
 
 def test_one_rank_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    playing, ends = supervisor.Supervisor(ElasticRun(tmp_path), 2), [End(137, 118, 1), End(0, 120, 1)]
+    playing, ends = supervisor.Supervisor(ElasticRun(tmp_path, ranks=2)), [End(137, 118, 1), End(0, 120, 1)]
     monkeypatch.setattr(playing, "_train", lambda *_: ends.pop(0))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
         assert playing._play(requests) == 0
@@ -179,15 +179,15 @@ REFUSED = "3 ranks share batches of 2 samples, so some would have none"
 
 
 @pytest.fixture
-def playing(tmp_path: Path) -> Iterator[Callable[[ElasticRun, int], supervisor.Supervisor]]:
+def playing(tmp_path: Path) -> Iterator[Callable[[ElasticRun], supervisor.Supervisor]]:
     """Return a function that answers requests to a run of some ranks, without starting any."""
     ended, threads = threading.Event(), list[threading.Thread]()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
         requests.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
 
-        def play(run: ElasticRun, ranks: int) -> supervisor.Supervisor:
+        def play(run: ElasticRun) -> supervisor.Supervisor:
             requests.bind(f"\0{run.address}")
-            supervised = supervisor.Supervisor(run, ranks)
+            supervised = supervisor.Supervisor(run)
 
             def answer() -> None:
                 while not ended.is_set():
@@ -205,7 +205,7 @@ def playing(tmp_path: Path) -> Iterator[Callable[[ElasticRun, int], supervisor.S
 
 def test_a_request_is_answered_with_what_follows_or_why_nothing_does(tmp_path: Path, playing: Any) -> None:
     recipe = replace(Recipe(), training=replace(Recipe().training, batch=2), ranks=1)
-    supervised = playing(ElasticRun(tmp_path, recipe=recipe), 1)
+    supervised = playing(ElasticRun(tmp_path, recipe=recipe, ranks=1))
     assert supervisor.join(tmp_path, 1) == "goes on with 2 ranks from the next step on"
     with pytest.raises(UsageError, match=f"the run goes on with 2 ranks: {REFUSED}"):
         supervisor.join(tmp_path, 1)
@@ -219,7 +219,7 @@ def test_a_request_is_answered_with_what_follows_or_why_nothing_does(tmp_path: P
 
 def test_a_run_on_hosts_takes_hosts_that_were_not_named_at_its_start(tmp_path: Path, playing: Any) -> None:
     recipe = replace(Recipe(), training=replace(Recipe().training, batch=6))
-    supervised = playing(ElasticRun(tmp_path, hosts=("a", "b"), recipe=recipe), 4)
+    supervised = playing(ElasticRun(tmp_path, hosts=("a", "b"), recipe=recipe, ranks=4))
     with pytest.raises(UsageError, match=r"its ranks are on a, b: unisono join .* --hosts NAME"):
         supervisor.join(tmp_path, 1)
     with pytest.raises(UsageError, match="b: a host of the run already, which is taken back when it starts programs"):
@@ -255,7 +255,7 @@ def test_what_is_no_request_is_said_and_ignored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], message: str
 ) -> None:
     for hosts in ((), ("a", "b")):
-        supervised = supervisor.Supervisor(ElasticRun(tmp_path, hosts=hosts), 2)
+        supervised = supervisor.Supervisor(ElasticRun(tmp_path, hosts=hosts, ranks=2))
         assert not supervised._take(message)
         assert (supervised._ranks, supervised._hosts.named) == (2, [*hosts])
         said = capsys.readouterr().err
@@ -277,7 +277,7 @@ def test_a_folder_that_takes_no_line_of_a_generation_ends_no_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / run_directory.GENERATIONS).mkdir()
-    supervisor.Supervisor(ElasticRun(tmp_path), 2)._record(End(9, 118, 2))
+    supervisor.Supervisor(ElasticRun(tmp_path, ranks=2))._record(End(9, 118, 2))
     assert capfd.readouterr().err.startswith(f"unisono: cannot write {tmp_path / run_directory.GENERATIONS}: ")
 
 
@@ -300,7 +300,7 @@ from pathlib import Path
 from unisono.elastic.generations import ElasticRun
 from unisono.elastic.supervisor import Supervisor
 
-sys.exit(Supervisor(ElasticRun(Path(sys.argv[1]), mpiexec=Path(sys.argv[2])), 2).play())
+sys.exit(Supervisor(ElasticRun(Path(sys.argv[1]), mpiexec=Path(sys.argv[2]), ranks=2)).play())
 """
 
 

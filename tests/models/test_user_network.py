@@ -6,18 +6,18 @@ import pytest
 import torch
 
 from unisono.errors import RecipeError
-from unisono.models import make_network, user_network
+from unisono.models import make_network
 from unisono.rules import Exchange
 from unisono.training.recipe import RuleRecipe, own_rule
-from unisono.user_function import is_user_function
+from unisono.user_function import UserFunction, is_user_function
 
 
 def check_user_network(name: str, folder: str) -> None:
-    user_network(name, folder).check()
+    UserFunction("model", name, folder).check()
 
 
 def describe_user_network(name: str, folder: str) -> str:
-    return user_network(name, folder).where()
+    return UserFunction("model", name, folder).where()
 
 
 NETS = """

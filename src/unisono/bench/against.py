@@ -124,7 +124,6 @@ def merge(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
 
 
 def folder_of(peer: str, environment: Mapping[str, str]) -> Path:
-    """Return the folder of a peer's Python environment."""
     return cache_folder(environment) / "peers" / peer
 
 
@@ -191,7 +190,6 @@ class Cell(NamedTuple):
 
 
 def cell_of(row: Mapping[str, Any], memory: str, timing: str) -> Cell:
-    """Return the cell of a collective and a size."""
     us = {name: of[timing] for name, of in row["us"].items()}
     peer = min(us.keys() - {ORDINARY, WINDOWS, COPY}, key=lambda name: (median(us[name]), name))
     ratios = [ours / theirs for ours, theirs in zip(us[memory], us[peer], strict=True)]
@@ -243,14 +241,13 @@ def summary(results: Mapping[str, Any]) -> list[str]:
 def draw(results: Mapping[str, Any]) -> bytes:
     """Return the ratios as a heat map, as SVG: green where ours is faster, red where it is slower, up to 4 times."""
     rows = results["rows"]
-    cells = [[cell_of(row, *column) for column in COLUMNS] for row in rows]
-    drawn = [[view.HeatCell(f"{cell.ratio:.2f} {cell.peer}", _share(cell.ratio)) for cell in of] for of in cells]
+    drawn = [[_heat_cell(cell_of(row, *column)) for column in COLUMNS] for row in rows]
     names = [f"{row['collective']}, {format_bytes(row['bytes'])}" for row in rows]
     title = f"ours / best peer: {results['ranks']} ranks on one machine, medians of {results['rounds']} rounds"
     columns = [",\n".join(column) for column in COLUMNS]
     return view.draw_heat_maps([view.HeatMap("", ("", ""), names, columns, drawn)], title, view.DIVERGING)
 
 
-def _share(ratio: float) -> float:
-    """Return the place of a ratio on the scale from a quarter, 0, to four times, 1."""
-    return min(1.0, max(0.0, 0.5 + log2(ratio) / 4))
+def _heat_cell(cell: Cell) -> view.HeatCell:
+    """Return a ratio with its place on the scale from a quarter, 0, to four times, 1."""
+    return view.HeatCell(f"{cell.ratio:.2f} {cell.peer}", min(1.0, max(0.0, 0.5 + log2(cell.ratio) / 4)))

@@ -49,11 +49,11 @@ from unisono.transports.sockets import addresses_of_interfaces
 from unisono.view.chart import Times, draw_times
 from unisono.world import World
 
-MIN_TRIALS, MAX_TRIALS = 3, 31
-"""Smallest and largest number of trials of each contender."""
+MAX_TRIALS = 31
+"""Largest number of trials of each contender."""
 
 TRIAL_SECONDS = 8.0
-"""Seconds of trials for a size, in addition to the MIN_TRIALS of each contender."""
+"""Seconds of trials for a size, in addition to the least number of each contender."""
 
 AUTO, LIBRARY = "auto", "MPI library"
 """Contenders in addition to the algorithms, GLOO and COPY."""
@@ -92,7 +92,7 @@ def measure(
     with gloo_group(world):
         for nbytes in sizes:
             calls = contenders(world, nbytes, algorithms)
-            seconds = times(world, calls, MIN_TRIALS, MAX_TRIALS, TRIAL_SECONDS)
+            seconds = times(world, calls, MAX_TRIALS, TRIAL_SECONDS)
             row: dict[str, Any] = {"bytes": nbytes, "bound_us": None, "contenders": {}}
             if world.nodes > 1:
                 beta = 8 / rate if rate else float(world.table.network.beta)
@@ -224,7 +224,6 @@ def own_calls(world: World, payload: torch.Tensor, result: torch.Tensor) -> Call
 
 
 def gloo_calls(payload: torch.Tensor, result: torch.Tensor) -> Calls:
-    """Return the calls of torch.distributed."""
     return {
         "allreduce": lambda: dist.all_reduce(payload),
         "reduce_scatter": lambda: dist.reduce_scatter_single(result, payload),

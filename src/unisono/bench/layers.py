@@ -79,11 +79,15 @@ class LayerTiming:
 
     def share_of_bound(self, peak: Peak) -> float:
         """Return the bound over the time: 1 at the bound."""
-        return peak.least_seconds(self.operations, self.least_bytes) / self.seconds
+        return max(self._least_seconds(peak)) / self.seconds
 
     def bound(self, peak: Peak) -> str:
         """Return the name of the bound."""
-        return "memory" if peak.memory_bound(self.operations, self.least_bytes) else "products"
+        products, memory = self._least_seconds(peak)
+        return "memory" if memory > products else "products"
+
+    def _least_seconds(self, peak: Peak) -> tuple[float, float]:
+        return self.operations / peak.operations_per_second, self.least_bytes / peak.bytes_per_second
 
 
 def layers_of(model: nn.Module, inputs: Shape) -> list[BenchLayer]:
@@ -91,24 +95,19 @@ def layers_of(model: nn.Module, inputs: Shape) -> list[BenchLayer]:
 
     Raises UsageError where the model refuses such inputs.
     """
-    layers: list[BenchLayer] = []
-    shadow = copy.deepcopy(model).to("meta")
-    names = {module: name for name, module in shadow.named_modules() if not any(module.children())}
-    modules = dict(model.named_modules())
+    layers, modules, shadow = list[BenchLayer](), dict(model.named_modules()), copy.deepcopy(model).to("meta")
 
-    def record(module: nn.Module, given: tuple[Any, ...], outputs: Any) -> None:
+    def record(name: str, _: nn.Module, given: tuple[Any, ...], outputs: Any) -> None:
         if isinstance(outputs, Tensor) and given and isinstance(given[0], Tensor):
-            name = names[module]
             layers.append(BenchLayer(name, modules[name], tuple(given[0].shape), tuple(outputs.shape)))
 
-    hooks = [module.register_forward_hook(record) for module in names]
+    for name, module in shadow.named_modules():
+        if not any(module.children()):
+            module.register_forward_hook(partial(record, name))
     try:
         shadow(torch.empty(inputs, device="meta"))
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"the model does not accept inputs of shape {inputs}: {error}") from error
-    finally:
-        for hook in hooks:
-            hook.remove()
     return [layer for layer in layers if not isinstance(layer.module, nn.Flatten | nn.Identity)]
 
 
@@ -209,9 +208,9 @@ def _random(shape: Shape, dtype: torch.dtype) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else tensor
 
 
-def seconds_of(work: Callable[[], object], repetitions: int) -> list[float]:
-    """Return the seconds of each repetition of `work`, after an untimed one."""
-    return timeit.repeat(work, number=1, repeat=1 + repetitions)[1:]
+def seconds_of(work: Callable[[], object], repetitions: int, calls: int = 1) -> list[float]:
+    """Return the seconds of each repetition of so many calls of `work`, after an untimed one."""
+    return timeit.repeat(work, number=calls, repeat=1 + repetitions)[1:]
 
 
 def as_data(rows: Sequence[LayerTiming], peak: Peak, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,6 +254,23 @@ def sums(rows: Sequence[LayerTiming]) -> list[tuple[str, float]]:
     for row in rows:
         seconds[f"{row.kind}, {row.pass_name}"] += row.seconds
     return sorted(seconds.items(), key=lambda item: -item[1])
+
+
+def summary(rows: Sequence[LayerTiming], peak: Peak, setup: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each of `sums`, and lines on the `setup`, the whole time and the peak."""
+    total = sum(row.seconds for row in rows)
+    for name, seconds in sums(rows):
+        yield f"{name:34}{1e3 * seconds:10.1f} ms{seconds / total:8.1%}"
+    inputs, shares = " x ".join(map(str, setup["inputs"])), medians(rows, peak)
+    yield (
+        f"\n{setup['model']}, {inputs}, {setup['dtype']}, {setup['threads']} threads on {setup['processor']}: "
+        f"{1e3 * total:.0f} ms in these layers, without biases and the operations between layers"
+    )
+    yield (
+        f"peak: {peak.operations_per_second / 1e9:.0f} GFLOP/s of products, "
+        f"{peak.bytes_per_second / 1e9:.1f} GB/s of memory; median convolution at "
+        + ", ".join(f"{share:.0%} of its bound ({which})" for which, share in shares.items())
+    )
 
 
 def draw(rows: Sequence[LayerTiming], peak: Peak, title: str) -> bytes:
@@ -303,14 +319,6 @@ class Peak:
     operations_per_second: float
     bytes_per_second: float
 
-    def least_seconds(self, operations: float, least_bytes: float) -> float:
-        """Return the least seconds for so many operations and bytes moved."""
-        return max(operations / self.operations_per_second, least_bytes / self.bytes_per_second)
-
-    def memory_bound(self, operations: float, least_bytes: float) -> bool:
-        """Return True where memory is the bound."""
-        return least_bytes / self.bytes_per_second > operations / self.operations_per_second
-
 
 def measure_peak(dtype: torch.dtype) -> Peak:
     """Return the peak of products in `dtype`, and of copies. Convolutions are the library's."""
@@ -323,7 +331,6 @@ def measure_peak(dtype: torch.dtype) -> Peak:
 
 
 def fastest(work: Callable[[], object]) -> float:
-    """Return the least seconds of several attempts."""
     return min(seconds_of(work, ATTEMPTS))
 
 
@@ -355,6 +362,5 @@ def _accesses(name: str, memory: Tensor) -> Iterator[dict[str, Any]]:
     }
     calls = max(1, (1 << 20) // size)
     for kind, (moved, work) in works.items():
-        took = timeit.repeat(work, number=calls, repeat=1 + ATTEMPTS)[1:]
-        rates = [moved * calls / seconds / 1e9 for seconds in took]
+        rates = [moved * calls / seconds / 1e9 for seconds in seconds_of(work, ATTEMPTS, calls)]
         yield {"name": f"{kind} {name}", "unit": "GB/s", "samples": rates}

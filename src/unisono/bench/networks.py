@@ -39,7 +39,7 @@ from unisono.errors import UsageError
 from unisono.formats import markdown_table
 from unisono.launch import MALLOC_ENVIRONMENT
 from unisono.models import input_shape, make_network
-from unisono.processor import AUTO, processor
+from unisono.processor import AUTO
 from unisono.startup import remove_leftover_files
 from unisono.training.accuracy import classification_loss
 
@@ -96,7 +96,7 @@ def make(name: str, contender: str, batch: int, plan: ConvolutionPlan) -> Conten
     if contender == STOCK:
         return Contender(model, inputs, labels, nullcontext)
     inputs = inputs.contiguous(memory_format=torch.channels_last)
-    dtype = choose_dtype(AUTO, torch.float32, torch.device("cpu"), processor())
+    dtype = choose_dtype(AUTO, torch.float32, torch.device("cpu"))
     if contender in (TUNED, KEPT_MEMORY):
         model = model.to(memory_format=torch.channels_last)
     else:
@@ -130,8 +130,6 @@ def peak_bytes() -> int:
 
 
 class ContenderProcess:
-    """A contender's process."""
-
     def __init__(self, name: str, contender: str, batch: int, measured: Mapping[str, Mapping[str, float]]) -> None:
         command = [sys.executable, "-P", "-m", "unisono.bench.networks", name, contender, str(batch)]
         plain = {key: value for key, value in os.environ.items() if key not in MALLOC_ENVIRONMENT}

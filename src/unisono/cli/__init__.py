@@ -6,15 +6,15 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
+from itertools import chain
 from typing import Annotated, Any
 
 import typer
 from typer import Exit, Option
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperGroup, TyperOption
 
 from unisono.cli.bench import ablation, collectives, layers, memory, messages, networks, shuffle, storage
 from unisono.cli.collective import price, simulate
@@ -37,23 +37,11 @@ class CommandGroup(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options of the group itself."""
-        return _without_types(super().get_params(ctx))
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command of this name, or None."""
-        subcommand = super().get_command(ctx, cmd_name)
-        if isinstance(subcommand, TyperCommand):
-            _without_types(subcommand.get_params(ctx))
-        return subcommand
-
-
-def _without_types(parameters: Iterable[Any]) -> list[Any]:
-    """Return the parameters; flags among them are shown without a type from here on."""
-    listed = list(parameters)
-    for parameter in listed:
-        if isinstance(parameter, TyperOption) and parameter.is_flag:
-            parameter.metavar = ""
-    return listed
+        own = super().get_params(ctx)
+        for parameter in chain(own, *(command.get_params(ctx) for command in self.commands.values())):
+            if isinstance(parameter, TyperOption) and parameter.is_flag:
+                parameter.metavar = ""
+        return own
 
 
 app = typer.Typer(
@@ -98,7 +86,6 @@ def _commands(
 
 @cache  # a process from which others are forked makes it for all of them
 def command() -> CommandGroup:
-    """Return the command of all commands."""
     made = typer.main.get_command(app)
     assert isinstance(made, CommandGroup), "that of the app"
     return made

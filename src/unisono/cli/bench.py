@@ -92,7 +92,6 @@ def _check_algorithms(names: Sequence[str]) -> None:
 
 
 def _refuse(options: Mapping[str, object], why: str) -> None:
-    """Raise UsageError for an option that was given."""
     for name, value in options.items():
         if value is not None:
             raise UsageError(f"{name} {value}: {why}")
@@ -325,19 +324,20 @@ def layers(
     import torch
     from rich.console import Console
 
-    from unisono.bench.layers import as_data, as_table, draw, layers_of, measure_layers, measure_peak, medians, sums
+    from unisono.bench.layers import as_data, as_table, draw, layers_of, measure_layers, measure_peak, summary
     from unisono.compute.convolution_plan import ConvolutionPlan, check_plan, machine, read_plan, write_plan
     from unisono.compute.prepare import choose_dtype
     from unisono.compute.response_norm import use_response_norms
     from unisono.models import make_network
     from unisono.processor import processor
 
-    here, dtype = processor(), choose_dtype(precision, torch.float32, torch.device("cpu"), processor())
+    here, dtype = machine(processor().name), choose_dtype(precision, torch.float32, torch.device("cpu"))
     if plan is not None:
         check_plan(plan)
     shape = (batch, *input_shape(model, size))
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
-    timings = ConvolutionPlan({} if plan is None else read_plan(plan, machine(here.name)))
+    width = None if sys.stdout.isatty() else PLAIN_WIDTH
+    console = Console(markup=False, highlight=False, soft_wrap=True, width=width)
+    timings = ConvolutionPlan({} if plan is None else read_plan(plan, here))
     network = make_network(model, "", classes, shape[1])
     use_response_norms(network)
     network_layers = layers_of(network, shape)
@@ -345,22 +345,12 @@ def layers(
     with console.status("") as status:
         rows = measure_layers(network_layers, timings, dtype, status.update)
     if plan is not None:
-        write_plan(plan, machine(here.name), timings.measured)
-    kind, threads = str(dtype).removeprefix("torch."), torch.get_num_threads()
+        write_plan(plan, here, timings.measured)
+    setup = {"model": model, "inputs": shape, "dtype": str(dtype).removeprefix("torch.")}
+    setup |= {name: here[name] for name in ("threads", "processor")}
     console.print(as_table(rows, peak))
-    total = sum(row.seconds for row in rows)
-    for name, seconds in sums(rows):
-        console.print(f"{name:34}{1e3 * seconds:10.1f} ms{seconds / total:8.1%}", markup=False)
-    console.print(
-        f"\n{model}, {' x '.join(map(str, shape))}, {kind}, {threads} threads on {here.name}: "
-        f"{1e3 * total:.0f} ms in these layers, without biases and the operations between layers\n"
-        f"peak: {peak.operations_per_second / 1e9:.0f} GFLOP/s of products, "
-        f"{peak.bytes_per_second / 1e9:.1f} GB/s of memory; median convolution at "
-        + ", ".join(f"{share:.0%} of its bound ({which})" for which, share in medians(rows, peak).items()),
-        markup=False,
-    )
+    console.print("\n".join(summary(rows, peak, setup)))
     if output is not None:
-        setup = {"model": model, "inputs": shape, "dtype": kind, "threads": threads, "processor": here.name}
         files = {"layers.json": json.dumps(as_data(rows, peak, setup), indent=1)}
-        picture = partial(draw, rows, peak, f"{model}, batch {batch}, {kind}")
-        console.print(_write_report(output, files, "layers.svg", picture), markup=False)
+        picture = partial(draw, rows, peak, f"{model}, batch {batch}, {setup['dtype']}")
+        console.print(_write_report(output, files, "layers.svg", picture))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from inspect import Signature, signature
 from itertools import groupby
@@ -69,23 +69,10 @@ def case_of(
 
     sources = {"--machine": machine, "--table": table, "--rate": rate}
     given = [option for option, value in sources.items() if value is not None]
-    if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} each describe the network; give one of them")
-    for option, value in (("--latency", latency), ("--oversubscribe", oversubscribe)):
-        if value is not None and rate is None:
-            raise UsageError(f"{option} {value} is for a network given by --rate; {given[0] if given else 'add it'}")
-    if oversubscribe is not None and not 0 < oversubscribe < float("inf"):
-        raise UsageError(f"--oversubscribe {oversubscribe:g}: give a number above 0; 1 is not over-subscribed")
-    if ranks < 1:
-        raise UsageError(f"--ranks {ranks}: the number of ranks must be at least 1")
     check_ranks(ranks)
-    if ranks_per_node < 1 or ranks % ranks_per_node:
-        raise UsageError(f"--ranks-per-node {ranks_per_node}: {ranks} ranks do not fill nodes of as many")
+    for complaint in _complaints(given, ranks, ranks_per_node, supernodes, latency, oversubscribe):
+        raise UsageError(complaint)
     nodes = ranks // ranks_per_node
-    if supernodes is not None and (supernodes < 1 or nodes % supernodes):
-        raise UsageError(f"--supernodes {supernodes}: {nodes} nodes do not spread evenly over {supernodes} supernodes")
-    if oversubscribe is not None and (supernodes or 1) == 1:
-        raise UsageError(f"--oversubscribe {oversubscribe:g} is for several supernodes; add --supernodes")
     nodes_each, choices = nodes // (supernodes or 1), read_table(table)
     slow_nodes: Mapping[int, float] = {}
     if machine is not None:
@@ -99,6 +86,33 @@ def case_of(
         alpha = parse_seconds(LATENCY if latency is None else latency, "--latency ")
         choices = replace(choices, network=shaped(parse_rate(rate), nodes_each, oversubscribe or 1.0, alpha))
     return CollectiveCase(collective, placement_of(nodes, ranks_per_node, nodes_each), choices, wire), slow_nodes
+
+
+def _complaints(
+    given: Sequence[str],
+    ranks: int,
+    ranks_per_node: int,
+    supernodes: int | None,
+    latency: str | None,
+    oversubscribe: float | None,
+) -> Iterator[str]:
+    """Yield what is wrong with the options of `case_of`, of which those `given` describe the network."""
+    if len(given) > 1:
+        yield f"{' and '.join(given)} each describe the network; give one of them"
+    for option, value in (("--latency", latency), ("--oversubscribe", oversubscribe)):
+        if value is not None and "--rate" not in given:
+            yield f"{option} {value} is for a network given by --rate; {given[0] if given else 'add it'}"
+    if oversubscribe is not None and not 0 < oversubscribe < float("inf"):
+        yield f"--oversubscribe {oversubscribe:g}: give a number above 0; 1 is not over-subscribed"
+    if ranks < 1:
+        yield f"--ranks {ranks}: the number of ranks must be at least 1"
+    if ranks_per_node < 1 or ranks % ranks_per_node:
+        yield f"--ranks-per-node {ranks_per_node}: {ranks} ranks do not fill nodes of as many"
+    nodes = ranks // ranks_per_node
+    if supernodes is not None and (supernodes < 1 or nodes % supernodes):
+        yield f"--supernodes {supernodes}: {nodes} nodes do not spread evenly over {supernodes} supernodes"
+    if oversubscribe is not None and (supernodes or 1) == 1:
+        yield f"--oversubscribe {oversubscribe:g} is for several supernodes; add --supernodes"
 
 
 def with_case(command: Callable[..., None]) -> Callable[..., None]:
@@ -127,10 +141,10 @@ def price(
 
     The formula prices the busiest rank and knows no waits between ranks; `unisono simulate` plays all of them.
     """
-    from unisono.plan.collective_costs import price_schedule
+    from unisono.plan.collective_costs import price_schedule, schedules_of
 
-    payloads = sizes_of(sizes)
-    schedules, left_out = _schedules_of(case, algorithms)
+    payloads = [parse_bytes(size) for size in sizes.split(",")]
+    schedules, left_out = schedules_of(case, [name for name in (algorithms or "").split(",") if name])
     by_schedule = [price_schedule(case, name, payloads) for name in schedules]
     by_size = [
         _size(case, nbytes, case.bound(nbytes), [row._asdict() for row in rows])
@@ -156,9 +170,11 @@ def simulate(
     The slow links of a machine file count; --slow-link goes before them. The price beside it knows neither slow links
     nor late ranks. --slow-link and --late may be repeated.
     """
-    payloads = sizes_of(sizes)
+    from unisono.plan.collective_costs import schedules_of
+
+    payloads = [parse_bytes(size) for size in sizes.split(",")]
     uneven = _uneven(slow_nodes, slow_links or [], late or [], case.placement)
-    schedules, left_out = _schedules_of(case, algorithms)
+    schedules, left_out = schedules_of(case, [name for name in (algorithms or "").split(",") if name])
     by_size = [
         _size(case, nbytes, case.bound(nbytes, uneven), _simulated(case, nbytes, schedules, uneven, left_out))
         for nbytes in payloads
@@ -167,18 +183,6 @@ def simulate(
         raise UsageError(left_out[-1].reason)
     beside = {"slow_nodes": dict(uneven.slow_nodes), "late_ranks": dict(uneven.late_ranks)}
     _show(case, left_out, by_size, SIMULATED, as_json, beside)
-
-
-def sizes_of(text: str) -> list[int]:
-    """Return the payloads in bytes. Raises UsageError for anything but sizes."""
-    return [parse_bytes(size) for size in text.split(",")]
-
-
-def _schedules_of(case: CollectiveCase, names: str | None) -> tuple[list[str], list[LeftOut]]:
-    """Return the schedules that were named, else all of the collective, and those that are left out."""
-    from unisono.plan.collective_costs import schedules_of
-
-    return schedules_of(case, [name for name in (names or "").split(",") if name])
 
 
 def _uneven(slow: Mapping[int, float], slow_links: Sequence[str], late: Sequence[str], placement: Placement) -> Uneven:

@@ -103,6 +103,5 @@ def _placement(ranks: int, nodes: int, supernodes: int) -> Placement:
 
 
 def _check_most(option: str, value: int, most: int) -> None:
-    """Raise UsageError for a value above the limit of an option."""
     if value > most:
         raise UsageError(f"--{option} {value:,}: the limit is {most:,}")

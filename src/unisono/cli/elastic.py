@@ -55,7 +55,7 @@ def run_elastically(
     if not 1 <= least <= ranks:
         raise UsageError(f"--min-ranks {least}: it is a number from 1 to {ranks}, the ranks at the start")
     named = [host for host in hosts.split(",") if host]
-    supervisor = Supervisor(ElasticRun(home, first, later, least, named, recipe=recipe, ranks=ranks), ranks)
+    supervisor = Supervisor(ElasticRun(home, first, later, least, named, recipe=recipe, ranks=ranks))
     make_folder(home)
     print(f"elastic, into {home}; more ranks: unisono join {home}{' --hosts NAME' * bool(named)}{note}", flush=True)
     return supervisor.play()

@@ -86,9 +86,7 @@ def tune(
 
     world = join("tune")
     write(world, output, partial(check_writable, output))  # known before anything is measured
-    with world.agree_on_errors():
-        before = world.call_on_root(lambda: machine_at(output))
-
+    before = write(world, output, partial(machine_at, output))
     log = printer(world)
     facts = measure(world, largest, log, before)
     write_text(world, output, file_of(facts))

@@ -83,7 +83,7 @@ def _pack(parts: Splits, out: Path, options: PackOptions) -> int:
     from unisono.launch import cores
 
     total_skipped = 0
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(markup=False, highlight=False, soft_wrap=True)
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     for name, part in parts.items():
         folder = out / name if name else out
@@ -98,18 +98,17 @@ def _pack(parts: Splits, out: Path, options: PackOptions) -> int:
         total_skipped += len(skipped)
         console.print(
             f"{folder}: {len(index):,} samples of {len(index.about.classes)} {noun}, {index.nbytes / 1e6:,.1f} MB in "
-            f"{len(index.about.stripes)} stripes",
-            markup=False,
+            f"{len(index.about.stripes)} stripes"
         )
         if part.kind == IMAGE and (mean := max(index.about.mean)) < MAX_BLACK:
             console.print(f"  almost black, mean {mean:.3f}: if they have 10 or 12 bits in 16, scale them to 16 first")
         for key, why in skipped[:MAX_LISTED]:
-            console.print(f"  skipped {key}: {why}", markup=False)
+            console.print(f"  skipped {key}: {why}")
         if part.others:
             (first,) = as_texts(part.others[:1])
-            console.print(f"  files of other kinds, left out: {len(part.others):,}, as {first}", markup=False)
+            console.print(f"  files of other kinds, left out: {len(part.others):,}, as {first}")
         if empty := [label for label in part.empty if label not in index.about.classes]:
-            console.print(f"  folders without samples, so no classes: {', '.join(empty)}", markup=False)
+            console.print(f"  folders without samples, so no classes: {', '.join(empty)}")
         if len(skipped) > MAX_LISTED:
-            console.print(f"  and {len(skipped) - MAX_LISTED} more: unisono pack --describe {folder}", markup=False)
+            console.print(f"  and {len(skipped) - MAX_LISTED} more: unisono pack --describe {folder}")
     return total_skipped

@@ -61,7 +61,7 @@ def _measure(figures: Sequence[PaperFigure], folder: Path) -> bool:
 
     from unisono.papers.measure import carry_out, collect, runs_of
 
-    console, failed = Console(file=sys.stderr, highlight=False, soft_wrap=True), False
+    console, failed = Console(file=sys.stderr, markup=False, highlight=False, soft_wrap=True), False
     todo = {figure.id: runs_of(figure) for figure in figures}
     runs, begun, since = sum(map(len, todo.values())), 0, time.monotonic()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
@@ -74,18 +74,16 @@ def _measure(figures: Sequence[PaperFigure], folder: Path) -> bool:
                 progress.update(task, description=f"{figure.id} {run.label}")
                 if not console.is_terminal:  # a log has no bar
                     minutes = (time.monotonic() - since) / 60
-                    console.print(
-                        f"{minutes:5.1f} min  {begun} of {runs}  {figure.id} {run.label}".rstrip(), markup=False
-                    )
+                    console.print(f"{minutes:5.1f} min  {begun} of {runs}  {figure.id} {run.label}".rstrip())
                 try:
                     carry_out(run, folder)
                 except (UsageError, OSError) as error:
-                    console.print(f"unisono: {figure.id}: {error}", markup=False)
+                    console.print(f"unisono: {figure.id}: {error}")
                     missing = True
                 progress.advance(task)
             if todo[figure.id] and not missing:
                 collect(figure, folder)
             elif not todo[figure.id] and len(figures) == 1:
-                console.print(f"{figure.id} has no measurement: {figure.none or 'it is predicted'}", markup=False)
+                console.print(f"{figure.id} has no measurement: {figure.none or 'it is predicted'}")
             failed |= missing
     return failed

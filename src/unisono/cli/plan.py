@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from typer import Argument, Option
 
 from unisono.errors import UsageError
-from unisono.formats import MAX_DIGITS
+from unisono.formats import MAX_DIGITS, counted
 
 if TYPE_CHECKING:
     from unisono.plan.machines import MachineFacts
@@ -98,18 +98,14 @@ def plan(
     before = _predict(settings, facts, counts, ranks_per_node)
     after = {change: _predict(*changed(settings, facts, change), counts, ranks_per_node) for change in what_if or ()}
     if chart is not None:
-        from unisono.plan.run_report import changed_rules
         from unisono.view.chart import write_picture
-        from unisono.view.predictions import draw_plans
 
-        altered = [row for change, planned in after.items() for row in changed_rules(before.rows, planned.rows, change)]
-        picture = draw_plans([*before.rows, *altered], before.title, before.run.machine.name)
-        write_picture(chart, picture, "--chart")
+        write_picture(chart, _picture(before, after), "--chart")
     wanted = counts if layers else ()
     if as_json:
         print(json.dumps(_data(before, after, worthwhile, wanted), indent=1))
     else:
-        _print(before, after, worthwhile, wanted)
+        print("\n".join(_lines(before, after, worthwhile, wanted)))
 
 
 class _Planned(NamedTuple):
@@ -135,18 +131,27 @@ def _predict(recipe: PlanRecipe, machine: MachineFacts, counts: tuple[int, ...],
     return _Planned(f"{recipe.model.name}, {run.minibatch} samples a step", run, plan_run(run, counts))
 
 
-def _print(before: _Planned, after: Mapping[str, _Planned], least: float, layers: tuple[int, ...]) -> None:
-    """Print the plan as a table, what the changes make of it, and its layers on these numbers of nodes."""
+def _picture(before: _Planned, after: Mapping[str, _Planned]) -> bytes:
+    from unisono.plan.run_report import changed_rules
+    from unisono.view.predictions import draw_plans
+
+    altered = [row for change, planned in after.items() for row in changed_rules(before.rows, planned.rows, change)]
+    return draw_plans([*before.rows, *altered], before.title, before.run.machine.name)
+
+
+def _lines(before: _Planned, after: Mapping[str, _Planned], least: float, layers: tuple[int, ...]) -> Iterator[str]:
+    """Yield the plan as a table, what the changes make of it, and its layers on these numbers of nodes."""
     from unisono.plan.run_report import as_lines, compare, comparison_lines, layer_lines
 
-    print(f"{before.title}, on {before.run.machine.name}\n")
-    print("\n".join(as_lines(before.rows, before.run, least)))
+    yield f"{before.title}, on {before.run.machine.name}\n"
+    yield from as_lines(before.rows, before.run, least)
     changes = [row for change, planned in after.items() for row in compare(before.rows, planned.rows, change)]
     if changes:
-        print("\n" + "\n".join(comparison_lines(changes)))
+        yield ""
+        yield from comparison_lines(changes)
     for nodes in layers:
-        print(f"\nlayers on {nodes} node{'s' * (nodes > 1)}\n")
-        print("\n".join(layer_lines(before.layers_on(nodes))))
+        yield f"\nlayers on {counted(nodes, 'node')}\n"
+        yield from layer_lines(before.layers_on(nodes))
 
 
 def _data(before: _Planned, after: Mapping[str, _Planned], least: float, layers: tuple[int, ...]) -> dict[str, object]:

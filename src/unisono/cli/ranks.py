@@ -71,7 +71,6 @@ class StartSign:
         self._shown, self._active = -1, sys.stdout.isatty()
 
     def show(self) -> None:
-        """Show the seconds if they have changed."""
         seconds = int(time.monotonic() - self._begun)
         if self._active and seconds != self._shown:
             self._shown = seconds
@@ -108,7 +107,6 @@ RELAY_SECONDS = 1.0
 
 
 def _relay(source: int) -> None:
-    """Write what arrives from the ranks to the standard output."""
     while chunk := os.read(source, 1 << 16):
         sys.stdout.buffer.write(chunk)
         sys.stdout.flush()
@@ -134,7 +132,6 @@ def count_ranks(ranks: int | None, default: int) -> int:
 
 
 def check_ranks(ranks: int | None) -> None:
-    """Raise LaunchError for a number of ranks below 1."""
     if ranks is not None and ranks < 1:
         raise LaunchError(f"--ranks {ranks}: the number of ranks must be at least 1")
 

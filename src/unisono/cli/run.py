@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator, Mapping
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,8 +27,8 @@ SEVERAL_NODES = (
 
 REFUSED = {
     "nnodes": (("1", "1:1"), SEVERAL_NODES),
-    "node_rank": (("0",), SEVERAL_NODES),
-    "max_restarts": (("0",), "a program with a loop of unisono.elastic goes on with --elastic; others begin anew"),
+    "node-rank": (("0",), SEVERAL_NODES),
+    "max-restarts": (("0",), "a program with a loop of unisono.elastic goes on with --elastic; others begin anew"),
 }
 """Options of torchrun by their names: the values that are accepted, and the remedy for others."""
 
@@ -81,21 +82,10 @@ def run(
     accepted.
     """
     check_elastic(elastic, min_ranks, hosts)
-    for name, value in (("nnodes", nnodes), ("node_rank", node_rank), ("max_restarts", max_restarts)):
-        accepted, remedy = REFUSED[name]
-        if value not in accepted:
-            raise UsageError(f"--{name.replace('_', '-')} {value}: {remedy}")
-    if not module and not Path(program).is_file():
-        remedy = "" if program.endswith(".py") or "/" in program else f"; run a module with: unisono run -m {program}"
-        raise UsageError(f"there is no program {Path(program).absolute()}{remedy}")
+    torchrun = {"nnodes": nnodes, "node-rank": node_rank, "max-restarts": max_restarts}
+    for complaint in _complaints(program, module, elastic, resume, torchrun):
+        raise UsageError(complaint)
     count = count_ranks(ranks, max(2, cores()))
-    if (answer := os.environ.get(NAME_VARIABLE)) not in (None, "", NAME):
-        raise UsageError(f"{NAME_VARIABLE}={answer}: it is {NAME}, or not set")
-    if resume is not None and not (elastic and checkpoint_names(resume / run_directory.CHECKPOINTS)):
-        raise UsageError(f"--resume {resume}: there is no checkpoint in it" if elastic else "--resume needs --elastic")
-    package = program.partition(".")[0]  # looked for, but not imported
-    if module and not (package and (PathFinder.find_spec(package, [str(Path.cwd())]) or find_spec(package))):
-        raise UsageError(f"there is no module {program}, neither in {Path.cwd()} nor installed")
     if elastic:
         home = resume or run_directory.new_folder(Path(program).stem)
         command = ["run", *["-m"] * module, f"--backend-for={backend_for}", program, *(arguments or [])]
@@ -118,3 +108,23 @@ def run(
         trace = frames_of_program(error, error.__traceback__)
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         raise SystemExit(1) from None
+
+
+def _complaints(
+    program: str, module: bool, elastic: bool, resume: Path | None, torchrun: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield what is wrong with a command: the values of torchrun's options, its program, and what it resumes."""
+    for name, value in torchrun.items():
+        accepted, remedy = REFUSED[name]
+        if value not in accepted:
+            yield f"--{name} {value}: {remedy}"
+    if not module and not Path(program).is_file():
+        remedy = "" if program.endswith(".py") or "/" in program else f"; run a module with: unisono run -m {program}"
+        yield f"there is no program {Path(program).absolute()}{remedy}"
+    if (answer := os.environ.get(NAME_VARIABLE)) not in (None, "", NAME):
+        yield f"{NAME_VARIABLE}={answer}: it is {NAME}, or not set"
+    if resume is not None and not (elastic and checkpoint_names(resume / run_directory.CHECKPOINTS)):
+        yield f"--resume {resume}: there is no checkpoint in it" if elastic else "--resume needs --elastic"
+    package = program.partition(".")[0]  # looked for, but not imported
+    if module and not (package and (PathFinder.find_spec(package, [str(Path.cwd())]) or find_spec(package))):
+        yield f"there is no module {program}, neither in {Path.cwd()} nor installed"

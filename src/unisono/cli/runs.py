@@ -66,14 +66,13 @@ def evaluate(
 def _print(evaluation: Evaluation) -> None:
     """Print the measures, and under them the throughput if it was measured."""
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
-    console, table = Console(), Table(show_header=False)
+    console, table = Console(markup=False), Table(show_header=False)
     table.add_column()
     table.add_column(justify="right")
     for name, text in evaluation.rows():
-        table.add_row(name, escape(text))
+        table.add_row(name, text)
     console.print(table)
     if evaluation.throughput:
         table = Table(title="forward passes, one rank")

@@ -15,6 +15,7 @@ from typer import Argument, Exit, Option
 from unisono.cli.elastic import ElasticOption, HostsOption, MinRanksOption, check_elastic, run_elastically
 from unisono.cli.ranks import OptionalOutput, count_ranks, init_ranks, launch, refuse_launcher
 from unisono.errors import UsageError
+from unisono.formats import counted
 from unisono.launch import keep_memory, local_rank_started, rank_started, ranks_started
 from unisono.rules.asynchronous import has_servers
 from unisono.training import run_directory
@@ -72,37 +73,31 @@ def train(
     signal.signal(signal.SIGTERM, _end_before_training)
     check_elastic(elastic, min_ranks, hosts)
     settings, notes = _recipe(recipe, changes or [], resume, run, replay)
-    started, count = ranks_started(os.environ), count_ranks(ranks, settings.ranks)
+    starts, count = ranks_started(os.environ) is None, count_ranks(ranks, settings.ranks)
     check_run(settings, count)
     if machine:
         from unisono.plan.machines import find_machine
 
         find_machine(machine)  # an unknown one is reported before any rank starts
-    if started is None and run is not None:
+    if starts and run is not None:
         run_directory.check_unused(run)  # ranks that others have started may already have made it
     if elastic:
         if timeline is not None or replay is not None:
             raise UsageError("--elastic: a run with --timeline or --replay has the same ranks to its end")
         home = resume or run or run_directory.new_folder(settings.name)
         kept = [f"--ledger={ledger}"] * (ledger is not None) + ["--verbose"] * verbose
-        given = [str(recipe)] * (recipe is not None) + [f"--set={change}" for change in changes or []]
-        given += [f"--machine={machine}"] * (machine is not None)
-        first = ["train", *given, *kept, "--resume" if resume else "--run", str(home)]
-        later = ["train", *kept, "--resume", str(home)]
+        first, later = _elastic_arguments(home, recipe, changes or [], resume is not None, machine, kept)
         raise Exit(run_elastically(home, first, later, count, min_ranks, hosts, settings))
-    if started is None and count == 1:
+    if starts and count == 1:
         keep_memory()  # starts this program anew: before anything is printed
     reports = rank_started(os.environ) == 0 and LISTENER_VARIABLE not in os.environ  # else another process does
-    if reports:
-        for note in notes:
-            print(note, flush=True)
-    if started is None and resume is not None and report_if_finished(resume, settings):
+    for note in notes if reports else ():
+        print(note, flush=True)
+    if starts and resume is not None and report_if_finished(resume, settings):
         return
     if reports:
-        what = f"resuming {resume}" if resume else f"replaying {replay}" if replay else "training"
-        where = f"{count} rank{'s' * (count > 1)}{' of this machine' * (started is None)}"
-        print(f"{settings.name}: {what} on {where}", flush=True)  # long before PyTorch is imported
-    if started is None and count > 1:
+        print(_first_line(settings, count, starts, resume, replay), flush=True)  # long before PyTorch is imported
+    if starts and count > 1:
         survives = partial(survives_deaths, settings) if timeline is None else None  # all ranks write it together
         raise Exit(launch(count, settings.training.timeout or None, survives, relays=True))
     from unisono.device import open_device
@@ -117,6 +112,21 @@ def train(
     world.barrier()  # a rank that is stopped here is still reported; afterwards a launcher ends the others
     if code:
         raise Exit(code)
+
+
+def _elastic_arguments(
+    home: Path, recipe: Path | None, changes: list[str], resumes: bool, machine: str | None, kept: list[str]
+) -> tuple[list[str], list[str]]:
+    """Return the arguments of the ranks that begin an elastic run in `home`, and of those that go on: both `kept`."""
+    given = [str(recipe)] * (recipe is not None) + [f"--set={change}" for change in changes]
+    given += [f"--machine={machine}"] * (machine is not None)
+    first = ["train", *given, *kept, "--resume" if resumes else "--run", str(home)]
+    return first, ["train", *kept, "--resume", str(home)]
+
+
+def _first_line(recipe: Recipe, count: int, starts: bool, resume: Path | None, replay: Path | None) -> str:
+    what = f"resuming {resume}" if resume else f"replaying {replay}" if replay else "training"
+    return f"{recipe.name}: {what} on {counted(count, 'rank')}{' of this machine' * starts}"
 
 
 def _recipe(

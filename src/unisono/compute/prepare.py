@@ -25,7 +25,7 @@ from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.response_norm import use_response_norms
 from unisono.device import module_of
 from unisono.errors import UsageError
-from unisono.processor import HOST, Processor
+from unisono.processor import HOST, processor
 
 
 def prepare(model: nn.Module, plan: ConvolutionPlan) -> None:
@@ -38,8 +38,8 @@ StepContext = Callable[[], AbstractContextManager[object]]
 """Function that returns the context in which a step is computed."""
 
 
-def choose_dtype(requested: str, weights: torch.dtype, device: torch.device, processor: Processor) -> torch.dtype:
-    """Return the dtype of products, for weights of dtype `weights` on a device, `processor` where that is the host.
+def choose_dtype(requested: str, weights: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the dtype of products, for weights of dtype `weights` on a device.
 
     Raises UsageError for an unknown precision, and for bfloat16 on an accelerator that has none.
     """
@@ -47,14 +47,16 @@ def choose_dtype(requested: str, weights: torch.dtype, device: torch.device, pro
         raise UsageError(f"precision {requested!r}; there are {', '.join(PRECISIONS)}")
     if weights != torch.float32 or requested == "float32":
         return weights
-    fits = processor.bfloat16 if device.type == HOST else has_bfloat16(device)
+    fits = has_bfloat16(device)
     if requested == "bfloat16" and not fits and device.type != HOST:
         raise UsageError(f'precision = "bfloat16": {device} computes none; take "float32"')
     return torch.bfloat16 if fits or requested == "bfloat16" else torch.float32
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Return True for an accelerator on which PyTorch's autocast takes bfloat16."""
+    """Return True where bfloat16 is faster on this host, or where PyTorch's autocast takes it on an accelerator."""
+    if device.type == HOST:
+        return processor().bfloat16
     supports = getattr(module_of(device), "is_bf16_supported", None)
     return torch.amp.is_autocast_available(device.type) and supports is not None and bool(supports())
 

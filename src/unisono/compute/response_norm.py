@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,54 +31,45 @@ ELEMENTS_PER_BLOCK = 1 << 18
 """Number of elements processed together."""
 
 
-class Constants(NamedTuple):
-    """Constants of the norm, named as in `nn.LocalResponseNorm`; `size` is n."""
-
-    size: int
-    alpha: float
-    beta: float
-    k: float
-
-
 class ResponseNorm(nn.LocalResponseNorm):
     """The same layer as its base class, computed as described above."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         if inputs.ndim != 4 or not inputs.numel():
             return super().forward(inputs)
-        outputs: Tensor = _Normalise.apply(inputs, Constants(self.size, self.alpha, self.beta, self.k))
+        outputs: Tensor = _Normalise.apply(inputs, self)
         return outputs
 
 
 class _Normalise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, constants: Constants) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, norm: nn.LocalResponseNorm) -> Tensor:
         source = to_nhwc(inputs)
         ctx.save_for_backward(source)
-        ctx.constants = constants
+        ctx.norm = norm
         out = torch.empty_like(source)
-        windows = _ChannelWindows(source, constants.size, constants.size // 2)
+        windows = _ChannelWindows(source, norm.size, norm.size // 2)
         for rows, to in _parts(source, out):
             part = rows.to(windows.dtype)
-            sums = _sums(windows, part, constants)
-            torch.mul(part, windows.pixels(_power(sums, constants.beta)), out=to)
+            sums = _sums(windows, part, norm)
+            torch.mul(part, windows.pixels(_power(sums, norm.beta)), out=to)
         return to_nchw(out).detach()  # no view: the next layer may change it in place
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (source,) = ctx.saved_tensors
-        constants: Constants = ctx.constants
+        norm: nn.LocalResponseNorm = ctx.norm
         slope = to_nhwc(gradient)
         out = torch.empty_like(source)
-        factor = -2 * constants.alpha * constants.beta / constants.size
-        before = constants.size // 2
-        windows = _ChannelWindows(source, constants.size, before)
-        mirrored = _ChannelWindows(source, constants.size, constants.size - 1 - before)
+        factor = -2 * norm.alpha * norm.beta / norm.size
+        before = norm.size // 2
+        windows = _ChannelWindows(source, norm.size, before)
+        mirrored = _ChannelWindows(source, norm.size, norm.size - 1 - before)
         for rows, given, to in _parts(source, slope, out):
             part = rows.to(windows.dtype)
-            sums = _sums(windows, part, constants)
-            scaled = windows.pixels(_power(sums, constants.beta)) * given
+            sums = _sums(windows, part, norm)
+            scaled = windows.pixels(_power(sums, norm.beta)) * given
             shares = mirrored.of_product(scaled / windows.pixels(sums), part)
             to.copy_(torch.addcmul(scaled, part, mirrored.pixels(shares), value=factor))
         return to_nchw(out), None
@@ -120,10 +111,10 @@ class _ChannelWindows:
         return vector.as_strided(((len(vector) + self._size - 1) // step, self._channels), (step, 1))
 
 
-def _sums(windows: _ChannelWindows, part: Tensor, constants: Constants) -> Tensor:
+def _sums(windows: _ChannelWindows, part: Tensor, norm: nn.LocalResponseNorm) -> Tensor:
     """Return s for each element, as a vector."""
     squares = windows.of_product(part, part)
-    return torch.add(squares.new_tensor(constants.k), squares, alpha=constants.alpha / constants.size)
+    return torch.add(squares.new_tensor(norm.k), squares, alpha=norm.alpha / norm.size)
 
 
 def _power(sums: Tensor, beta: float) -> Tensor:
@@ -136,10 +127,8 @@ def _power(sums: Tensor, beta: float) -> Tensor:
 
 def _parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield the same few pixels of all tensors, one pixel per row."""
-    flat = [tensor.view(-1, tensor.shape[-1]) for tensor in tensors]
     each = _block_pixels(tensors[0])
-    for first in range(0, len(flat[0]), each):
-        yield tuple(pixels[first : first + each] for pixels in flat)
+    yield from zip(*(torch.split(tensor.view(-1, tensor.shape[-1]), each) for tensor in tensors), strict=True)
 
 
 def _block_pixels(tensor: Tensor) -> int:

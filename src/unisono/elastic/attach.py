@@ -61,7 +61,7 @@ def connect(name: str, command: list[str]) -> socket.socket:
                 subprocess.Popen(command, stdin=quiet, stdout=quiet, start_new_session=True)
             time.sleep(RETRY_SECONDS)
         else:
-            process, user = _peer(connection)
+            process, user = peer_of(connection)
             if user != os.getuid():
                 connection.close()
                 where = f"user {user} listens on {socket.gethostname()} as {name}, the name of this run's own process"
@@ -72,7 +72,7 @@ def connect(name: str, command: list[str]) -> socket.socket:
             connection.close()
 
 
-def _peer(connection: socket.socket) -> tuple[int, int]:
+def peer_of(connection: socket.socket) -> tuple[int, int]:
     """Return the process and the user that listen at the other end."""
     process, user, _ = PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
     return process, user
@@ -117,7 +117,7 @@ def dismiss(name: str) -> None:
     """End this host's standby, if there is one, once its ranks have ended."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(ConnectionRefusedError):
         connection.connect(f"\0{name}")
-        process, user = _peer(connection)
+        process, user = peer_of(connection)
         if user == os.getuid() and not _kill_stopped(process):
             send(connection, {}, [])
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -38,6 +39,9 @@ from unisono.uncaught import EXCEPTION_CODE
 MAX_FRUITLESS, MAX_FAILED_STARTS = 5, 2
 """Generations in a row that kept no new step, after which a run gives up: the same error would come again. Fewer where
 none has kept a step yet, and each was ended by an exception of the program."""
+
+SURVIVED = re.compile(rb"unisono: goes on from step (\d+) with the (\d+) ranks that are left \(generation (\d+)\)")
+"""Line of the first of the ranks that go on in their processes (`survivors.py`)."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import mpi4py
 
-from unisono.elastic.attach import LENGTH, PEER, PMI_VARIABLE
+from unisono.elastic.attach import LENGTH, PMI_VARIABLE, peer_of
 from unisono.launch import MEMORY_VARIABLE
 from unisono.startup import STOPPED, stat_of
 
@@ -116,8 +116,7 @@ class Standby:
     def _accept(self) -> ForkRequest | None:
         """Fork a rank for the next connection. Return its request in the forked process, None in this one."""
         connection, _ = self._listener.accept()
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
-        if PEER.unpack(credentials)[1] != os.getuid():
+        if peer_of(connection)[1] != os.getuid():
             connection.close()
             return None
         try:

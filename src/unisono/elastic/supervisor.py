@@ -32,7 +32,7 @@ from typing import BinaryIO, TextIO
 
 from unisono import witness
 from unisono.elastic.attach import BAD_INPUT, dismiss
-from unisono.elastic.generations import ElasticRun, End, Generation, decide
+from unisono.elastic.generations import SURVIVED, ElasticRun, End, Generation, decide
 from unisono.elastic.standby import FOLDER_VARIABLE, GENERATION_VARIABLE, SET_DEATH_SIGNAL
 from unisono.errors import CheckpointError, LaunchError, UsageError
 from unisono.formats import counted
@@ -66,9 +66,6 @@ LAUNCHERS_OWN = re.compile(
 RULE, BELOW_RULE, ABOVE_RULE = b"=" * 83, b"=   BAD TERM", b"=   YOU CAN IGNORE"
 """Line above and below some of those, and the beginnings of the ones beside it: a program may have such a line, too.
 Hydra writes the first 50 characters of it, then the others."""
-
-SURVIVED = re.compile(rb"unisono: goes on from step (\d+) with the (\d+) ranks that are left \(generation (\d+)\)")
-"""Line of the first of the ranks that go on in their processes (`survivors.py`)."""
 
 STOP_SIGNALS: dict[int, int] = {signal.SIGTERM: 143, signal.SIGINT: 130}
 """Signals that end the run, and its exit codes."""
@@ -131,14 +128,14 @@ class Hosts:
 
 
 class Supervisor:
-    """Player of generations. `ranks` there are at first."""
+    """Player of generations."""
 
-    def __init__(self, run: ElasticRun, ranks: int) -> None:
-        if run.hosts and ranks % len(run.hosts):
-            raise UsageError(f"{ranks} ranks on {len(run.hosts)} hosts: each host of --hosts has as many ranks")
-        self._run, self._ranks, self._hosts = run, ranks, Hosts(run)
-        self._ranks_per_host = ranks // max(1, len(run.hosts))
-        self._generation = Generation(ranks, step=run.kept())
+    def __init__(self, run: ElasticRun) -> None:
+        if run.hosts and run.ranks % len(run.hosts):
+            raise UsageError(f"{run.ranks} ranks on {len(run.hosts)} hosts: each host of --hosts has as many ranks")
+        self._run, self._ranks, self._hosts = run, run.ranks, Hosts(run)
+        self._ranks_per_host = run.ranks // max(1, len(run.hosts))
+        self._generation = Generation(run.ranks, step=run.kept())
         self._received: list[int] = []
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -258,12 +255,8 @@ class Supervisor:
             remove_leftover_files(began)
             if not stopped and not joins and self._last_kept(began) == began + START_SECONDS:
                 self._hosts.find()  # else the next generation goes on with them at once
-        available = self._available(len(self._hosts.present)) if run.hosts else self._trainable(self._ranks)
-        return End(code, run.kept_anywhere(), available, joins, bool(stopped))
-
-    def _available(self, hosts: int) -> int:
-        """Return the ranks that train on so many hosts."""
-        return self._trainable(self._ranks_per_host * hosts)
+        ranks = self._ranks_per_host * len(self._hosts.present) if run.hosts else self._ranks
+        return End(code, run.kept_anywhere(), self._trainable(ranks), joins, bool(stopped))
 
     def _trainable(self, most: int) -> int:
         """Return how many ranks, of `most`, can train the recipe; `most` where no number can."""
@@ -276,10 +269,9 @@ class Supervisor:
 
     def _last_kept(self, began: float) -> float:
         """Return when ranks that began then have last kept a state; at least when they could make a step."""
-        kept = 0.0
         with suppress(OSError):  # untouched, or on a disk that is gone
-            kept = (self._run.home / ALIVE).stat().st_mtime
-        return max(began + START_SECONDS, kept)
+            return max(began + START_SECONDS, (self._run.home / ALIVE).stat().st_mtime)
+        return began + START_SECONDS
 
     def _wait(self, process: subprocess.Popen[bytes], requests: socket.socket) -> bool:
         """Wait for the end of a generation. Return True if it was ended for others to join, or without some."""
@@ -302,8 +294,7 @@ class Supervisor:
         return joins
 
     def _take(self, message: str) -> bool:
-        """Take a request of `unisono join`, and answer it; ignore what is none. Return True if the ranks of this
-        machine change."""
+        """Answer a request of `unisono join`; ignore what is none. Return True if the ranks of this machine change."""
         if not message:  # of another user
             return False
         before = self._ranks
@@ -325,25 +316,24 @@ class Supervisor:
         if run.hosts:
             where = f"its ranks are on {', '.join(self._hosts.named)}"
             raise UsageError(f"{where}: unisono join {run.home} --hosts NAME adds a host")
-        refusal = run.refusal(ranks)
-        if refusal or ranks == self._ranks:
-            why = refusal or f"it has as many already, and --min-ranks is {run.least}"
+        as_many = f"it has as many already, and --min-ranks is {run.least}" if ranks == self._ranks else ""
+        if why := run.refusal(ranks) or as_many:
             raise UsageError(f"the run goes on with {counted(self._ranks, 'rank')}: {why}")
         self._ranks = ranks
         return f"goes on with {counted(ranks, 'rank')} from the next step on"
 
     def _add_hosts(self, hosts: Sequence[str]) -> str:
         """Add hosts, which are asked from now on. Return what follows. Raises UsageError where nothing does."""
-        run, named, present = self._run, self._hosts.named, len(self._hosts.present)
+        run, named, trained = self._run, self._hosts.named, self._ranks_per_host * len(self._hosts.present)
         if not named:
             raise UsageError(f"its ranks are on this machine alone: unisono join {run.home} --ranks 1 adds one")
         if known := [host for host in hosts if host in named]:
             are = "hosts of the run already, which are" if known[1:] else "a host of the run already, which is"
             raise UsageError(f"{', '.join(known)}: {are} taken back when it starts programs")
-        ranks, more = self._available(present), self._available(present + len(hosts))
+        wanted = trained + self._ranks_per_host * len(hosts)
+        ranks, more = self._trainable(trained), self._trainable(wanted)
         if more <= ranks:
-            refusal = run.refusal(self._ranks_per_host * (present + len(hosts)))
-            raise UsageError(f"the run goes on with {counted(ranks, 'rank')}: {refusal}")
+            raise UsageError(f"the run goes on with {counted(ranks, 'rank')}: {run.refusal(wanted)}")
         named += hosts
         return f"takes {', '.join(hosts)} as soon as it starts programs, with {counted(more - ranks, 'rank')} more"
 
@@ -368,9 +358,8 @@ def _forward(source: BinaryIO, target: TextIO, hear: Callable[[bytes], object]) 
         held = lines.pop() if chunk and waits else b""
         for line, after in pairwise([*lines, held]):
             rule = line.rstrip() == RULE
-            if not (
-                before.startswith(ABOVE_RULE) or after.startswith(BELOW_RULE) if rule else LAUNCHERS_OWN.match(line)
-            ):
+            own = before.startswith(ABOVE_RULE) or after.startswith(BELOW_RULE) if rule else LAUNCHERS_OWN.match(line)
+            if not own:
                 hear(line)
                 written.append(line)
             before = line

@@ -68,15 +68,8 @@ DIGITS = 5
 """Digits of a value in the file: trials differ by more."""
 
 
-class MeasuredValue(NamedTuple):
-    """Value of the file, and how it was measured."""
-
-    value: float
-    method: str
-
-
-Values = dict[str, MeasuredValue]
-"""Values by their key, "link.latency": those of the tables, and the words of [measured]."""
+Values = dict[str, tuple[float, str]]
+"""Values of the tables by their key, "link.latency", each with how it was measured, in the words of [measured]."""
 
 
 def machine_facts(
@@ -101,15 +94,15 @@ def machine_facts(
         **({} if links is None else _links(links) | _topology(links, sizes)),
     }
     tables = defaultdict[str, dict[str, Any]](dict)
-    for key, entry in values.items():
-        table, _, value = key.partition(".")
-        tables[table][value] = entry.value
+    for key, (value, _) in values.items():
+        table, _, name_of_value = key.partition(".")
+        tables[table][name_of_value] = value
     reasons = (*findings.left_out, *_left_out(sizes, hosts))
     seconds = _rounded(findings.seconds)
     return MachineFacts(
         name or f"{sites[0].host}, nodes: {len(hosts)}, ranks: {placement.ranks}",
         **{table: kind(**tables[table]) for table, kind in TABLES.items() if table != "probe"},
-        measured={key: entry.method for key, entry in values.items()},
+        measured={key: method for key, (_, method) in values.items()},
         slow_links=slow,
         choices=choice_tables(links, hosts, findings.rows),
         probe=ProbeFacts(date, version, hosts, placement.ranks, len(hosts), seconds, reasons),
@@ -155,15 +148,15 @@ def _system(sites: Sequence[ProbedSite], placement: Placement) -> Values:
     memory = min(ranks[0].system.memory_bytes for ranks in of_nodes)
     devices = statistics.median_low(len({site.device for site in ranks} - {""}) for ranks in of_nodes)
     of_device = min(site.system.device_memory_bytes for site in sites)
-    values = {
-        "node.cores": MeasuredValue(cores, "cores that the ranks of a node may use"),
-        "node.accelerators": MeasuredValue(devices, f"devices of the ranks of a node: {of_nodes[0][0].device}, ..."),
-        "node.device_memory_bytes": MeasuredValue(of_device, "by PyTorch: least of the accelerators"),
-        "node.memory_bytes": MeasuredValue(memory, "by the system: least of the nodes"),
-        "node.cache_bytes": MeasuredValue(system.cache_bytes, "by the system: level 2 of a core"),
-        "node.simd_width": MeasuredValue(system.simd_width, "by the system: widest vectors"),
+    values: Values = {
+        "node.cores": (cores, "cores that the ranks of a node may use"),
+        "node.accelerators": (devices, f"devices of the ranks of a node: {of_nodes[0][0].device}, ..."),
+        "node.device_memory_bytes": (of_device, "by PyTorch: least of the accelerators"),
+        "node.memory_bytes": (memory, "by the system: least of the nodes"),
+        "node.cache_bytes": (system.cache_bytes, "by the system: level 2 of a core"),
+        "node.simd_width": (system.simd_width, "by the system: widest vectors"),
     }
-    return {key: entry for key, entry in values.items() if entry.value}
+    return {key: (value, method) for key, (value, method) in values.items() if value}
 
 
 def _computing(products: Sequence[ProductRow]) -> Values:
@@ -174,11 +167,11 @@ def _computing(products: Sequence[ProductRow]) -> Values:
     best = max(products, key=lambda row: max(row.forward, row.backward))
     flops, shape = max(best.forward, best.backward), f"({best.rows}, {best.inner}) x ({best.inner}, {best.columns})"
     method = f"best of {len(products)} products: {best.kind} of {shape}, on all ranks at once, spread {best.spread:.0%}"
-    values = {"node.flops": MeasuredValue(flops, method)}
+    values: Values = {"node.flops": (flops, method)}
     for kind in (CONVOLUTION_KIND, LINEAR_KIND):
         steps = [row.step / flops for row in products if row.kind == kind]
         if steps and (share := _rounded(statistics.median(steps))) < 1:
-            values[f"efficiency.{kind}"] = MeasuredValue(share, "median of the products' steps, over node.flops")
+            values[f"efficiency.{kind}"] = (share, "median of the products' steps, over node.flops")
     return values
 
 
@@ -193,26 +186,23 @@ def _rates(readings: Mapping[str, Sequence[ProbeReading]], placement: Placement)
                 rates = node_rates(largest, placement)
             rate, spread = median_and_spread(rates)
             method = f"{largest.probe.label}: median of {len(rates)}, spread {spread:.0%}"
-            values[key] = MeasuredValue(rate, method)
+            values[key] = (rate, method)
     return values
 
 
 def _links(links: Links) -> Values:
     """Return the costs of a message; latency and overhead only if they were measured as more than 0."""
-    bandwidth, spread = median_and_spread([speed for _, speed in links.speeds])
-    pairs = f"{len(links.speeds)} exchanges of pairs of nodes, both ways, all at once: median {bandwidth:.4g} bytes/s"
-    values = {
-        "link.bandwidth": MeasuredValue(
-            1 / float(links.network.beta), f"long exchanges inside supernodes; before, {pairs}, spread {spread:.0%}"
-        ),
-        "link.latency": MeasuredValue(
-            float(links.network.alpha), "half the time of 4 bytes there and back, mean of a node, median of nodes"
-        ),
-        "link.overhead": MeasuredValue(
-            float(links.network.overhead), "16 messages of 1 KiB at once beside one, each way, median of nodes"
-        ),
+    network, (bandwidth, spread) = links.network, median_and_spread([speed for _, speed in links.speeds])
+    pairs = f"{len(links.speeds)} exchanges of pairs of nodes, both ways, all at once"
+    long = f"long exchanges inside supernodes; before, {pairs}: median {bandwidth:.4g} bytes/s, spread {spread:.0%}"
+    short = "half the time of 4 bytes there and back, mean of a node, median of nodes"
+    many = "16 messages of 1 KiB at once beside one, each way, median of nodes"
+    values: Values = {
+        "link.bandwidth": (1 / float(network.beta), long),
+        "link.latency": (float(network.alpha), short),
+        "link.overhead": (float(network.overhead), many),
     }
-    return {key: entry._replace(value=_rounded(entry.value)) for key, entry in values.items() if entry.value}
+    return {key: (_rounded(value), method) for key, (value, method) in values.items() if value}
 
 
 def _supernode_sizes(links: Links, slow: Container[int]) -> tuple[int, ...]:
@@ -225,12 +215,10 @@ def _topology(links: Links, sizes: Sequence[int]) -> Values:
     """Return the supernodes, if there are several of one size, and how much narrower their uplinks are than links."""
     if len(sizes) < 2 or len(set(sizes)) > 1:
         return {}
-    values = {
-        "topology.supernode": MeasuredValue(sizes[0], f"{len(sizes)} groups of nodes whose pairs were rarely slow")
-    }
+    values: Values = {"topology.supernode": (sizes[0], f"{len(sizes)} groups of nodes whose pairs were rarely slow")}
     if (ratio := float((links.network.uplink_beta or 0.0) / links.network.beta) * sizes[0]) > 1:
         method = "exchanges of all nodes of a group with others, over those inside"
-        values["topology.oversubscription"] = MeasuredValue(_rounded(ratio), method)
+        values["topology.oversubscription"] = (_rounded(ratio), method)
     return values
 
 

@@ -192,18 +192,22 @@ def _exchange_seconds(messages: NodeMessages, pairs: Sequence[Pair], nbytes: int
 
     All pairs exchange at the same time. Every rank gets the seconds of all pairs.
     """
-    peer = _peer(messages.nodes, pairs)
-    sent, received = np.zeros((2, nbytes), np.uint8)
-    exchange = None if peer is None else messages.prepare(peer, sent, received, MESSAGE_BYTES)
-    took = []
+    took = _seconds(messages, pairs, np.zeros((2, nbytes), np.uint8), MESSAGE_BYTES, times)
+    of_all_nodes = messages.nodes.allgather(statistics.median(took))
+    return [max(of_all_nodes[a], of_all_nodes[b]) for a, b in pairs]
+
+
+def _seconds(messages: NodeMessages, pairs: Sequence[Pair], memory: Bytes, length: int, times: int = 1) -> list[float]:
+    """Return this node's seconds of each exchange with its peer; rows of `memory` are what is sent and received."""
+    peer, took, (sent, received) = _peer(messages.nodes, pairs), list[float](), memory
+    exchange = None if peer is None else messages.prepare(peer, sent, received, length)
     for _ in range(times):
         messages.barrier()
         start = time.perf_counter()
         if exchange is not None:
             exchange()
         took.append(time.perf_counter() - start)
-    of_all_nodes = messages.nodes.allgather(statistics.median(took))
-    return [max(of_all_nodes[a], of_all_nodes[b]) for a, b in pairs]
+    return took
 
 
 def _peer(nodes: MPI.Intracomm, pairs: Sequence[Pair]) -> int | None:
@@ -226,17 +230,10 @@ def _ping_pong(messages: NodeMessages, pairs: Sequence[Pair]) -> float:
 
 def _overhead(messages: NodeMessages, pairs: Sequence[Pair]) -> float:
     """Return the seconds that a rank is busy with a small message, from the time of many beside one, both ways."""
-    peer = _peer(messages.nodes, pairs)
     took: dict[int, list[float]] = {1: [], OVERHEAD_MESSAGES: []}
-    sent, received = np.zeros((2, OVERHEAD_MESSAGES * SMALL_BYTES), np.uint8)
+    memory = np.zeros((2, OVERHEAD_MESSAGES * SMALL_BYTES), np.uint8)
     for count in [1, OVERHEAD_MESSAGES] * REPETITIONS:
-        nbytes = count * SMALL_BYTES
-        exchange = None if peer is None else messages.prepare(peer, sent[:nbytes], received[:nbytes], SMALL_BYTES)
-        messages.barrier()
-        start = time.perf_counter()
-        if exchange is not None:
-            exchange()
-        took[count].append(time.perf_counter() - start)
+        took[count] += _seconds(messages, pairs, memory[:, : count * SMALL_BYTES], SMALL_BYTES)
     single, many = (statistics.median(took[count]) for count in (1, OVERHEAD_MESSAGES))
     of_all_nodes: list[float] = messages.nodes.allgather(max(0.0, many - single) / (2 * (OVERHEAD_MESSAGES - 1)))
     return statistics.median(of_all_nodes)

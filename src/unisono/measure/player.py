@@ -49,7 +49,6 @@ from unisono.measure.probes import (
     ProbePlan,
     ProbeReading,
     Trial,
-    fits,
     plan_probe,
     share_of,
     slowest,
@@ -58,6 +57,7 @@ from unisono.measure.probes import (
 from unisono.measure.timing import (
     LONG_CALL_SECONDS,
     MAX_TRIALS,
+    MIN_TRIALS,
     Timing,
     collective_call,
     times,
@@ -68,7 +68,6 @@ from unisono.network import Network, estimate
 from unisono.network.choice import COLLECTIVES, LIBRARY, ChoiceRow, parse_table
 from unisono.placement import Placement, place
 from unisono.plan.machines import MachineFacts, read_machine
-from unisono.processor import HOST, processor
 from unisono.schedules import candidates, find
 from unisono.world import World
 
@@ -83,7 +82,7 @@ def probe(
     `disk` is a folder of the file system to read from, on every node. An empty `name` becomes the hosts and ranks.
     `device` is this rank's, of the same kind on all.
     """
-    bfloat16 = all(world.all_gather_object(processor().bfloat16 if device.type == HOST else has_bfloat16(device)))
+    bfloat16 = all(world.all_gather_object(has_bfloat16(device)))
     plan = plan_probe(seconds, world.placement, disk is not None, device, bfloat16)
     return machine_of(world, play(world, plan, disk, log), name, device)
 
@@ -125,7 +124,7 @@ def _play_part(
         if remaining <= 0:
             reasons.append(f"{probe.label}: its part of the seconds was over; give more with --seconds")
             continue
-        if not fits(expected, remaining):
+        if 2 * expected > remaining:  # a probe is called twice
             reasons.append(f"{probe.label}: takes about {expected:.2g} s, {remaining:.2g} s were left")
             continue
         try:
@@ -170,9 +169,6 @@ MAX_BYTES = {name: 16 << 20 for name in COLLECTIVES if name != "allreduce"}
 
 TRIAL_SECONDS_PER_SIZE = 6.0
 """Seconds of trials for each size, beyond the trials that every candidate gets."""
-
-MIN_TRIALS = 3
-"""Fewest trials of a candidate that is worth them."""
 
 
 def tune(world: World, max_bytes: int, log: Log, machine: MachineFacts | None = None) -> MachineFacts:
@@ -235,7 +231,7 @@ def _timings(world: World, collective: str, network: Network, max_bytes: int, lo
     for nbytes in (size for size in SIZES if size <= min(max_bytes, MAX_BYTES.get(collective, max_bytes))):
         payload = torch.zeros(nbytes // 4)
         calls = {name: collective_call(world, collective, payload, name) for name in remaining}
-        seconds = times(world, calls, MIN_TRIALS, MAX_TRIALS, TRIAL_SECONDS_PER_SIZE, factor=1.5)
+        seconds = times(world, calls, MAX_TRIALS, TRIAL_SECONDS_PER_SIZE, factor=1.5)
         timings[nbytes] = {name: timing_of(took) for name, took in seconds.items() if len(took) >= MIN_TRIALS}
         best = min(timings[nbytes], key=lambda name: timings[nbytes][name].median)
         log(f"{collective} {nbytes} B: {best} {timings[nbytes][best].median * 1e3:.3f} ms")

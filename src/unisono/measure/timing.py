@@ -8,6 +8,7 @@ median with its interval.
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -26,8 +27,8 @@ MIN_TRIAL_SECONDS = 4e-3
 LONG_CALL_SECONDS = 0.3
 """Seconds of a call from which the first call, which warms up, counts as a trial."""
 
-MAX_TRIALS = 41
-"""Largest number of trials of a call: its median and spread get no better."""
+MIN_TRIALS, MAX_TRIALS = 3, 41
+"""Smallest number of trials of a call that is worth them, and the largest: its median and spread get no better."""
 
 
 class Timing(NamedTuple):
@@ -47,8 +48,7 @@ def timing_of(seconds: Sequence[float]) -> Timing:
     count = len(ordered)
     reach = 0.98 * math.sqrt(count)
     low, high = max(0, math.floor(count / 2 - reach)), min(count - 1, math.ceil(count / 2 + reach))
-    middle = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
-    return Timing(middle, ordered[low], ordered[high])
+    return Timing(statistics.median(ordered), ordered[low], ordered[high])
 
 
 def worth_another(trials: Mapping[str, Sequence[float]], factor: float = 1.5) -> set[str]:
@@ -70,12 +70,11 @@ def trial(world: World, call: TimedCall, repeat: int) -> float:
 def times(
     world: World,
     calls: Mapping[str, TimedCall],
-    min_trials: int,
     max_trials: int,
     budget_seconds: float,
     factor: float | None = None,
 ) -> dict[str, list[float]]:
-    """Return the seconds of all trials by call: `min_trials` of each, then more until `max_trials` or `budget_seconds`.
+    """Return the seconds of all trials by call: MIN_TRIALS of each, then more until `max_trials` or `budget_seconds`.
 
     Each call is made once before, to warm up; if all take longer than LONG_CALL_SECONDS, that counts as a trial. With a
     `factor`, a call whose best is that much slower than the best median after two trials gets no more.
@@ -87,7 +86,7 @@ def times(
     fastest = 1.0 if long else min(trial(world, call, 1) for call in calls.values())
     repeat = max(1, min(200, int(MIN_TRIAL_SECONDS / fastest)))
     spent, count = 0.0, int(long)
-    while count < max_trials and (count < min_trials or spent < budget_seconds):
+    while count < max_trials and (count < MIN_TRIALS or spent < budget_seconds):
         worth = worth_another(seconds, factor) if factor and count >= 2 else set(names)
         for offset in range(len(names)):
             name = names[(offset + count) % len(names)]

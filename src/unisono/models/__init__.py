@@ -58,15 +58,10 @@ def input_shape(name: str, size: int = 0) -> tuple[int, ...]:
     return (shape[0], size, size) if size and len(shape) > 1 else shape
 
 
-def user_network(name: str, folder: str) -> UserFunction:
-    """Return the reference to a function that makes a network, as named in a recipe."""
-    return UserFunction("model", name, folder)
-
-
 def check_name(name: str, folder: str = "") -> None:
     """Raise RecipeError for a name that is neither in MODELS nor of an existing module."""
     if is_user_function(name):
-        user_network(name, folder).check()
+        UserFunction("model", name, folder).check()
     elif name not in MODELS:
         raise RecipeError(f"model.name = {name!r}; there are {', '.join(MODELS)}, or module:function of your own")
 
@@ -81,7 +76,7 @@ def make_network(name: str, folder: str, classes: int, channels: int) -> torch.n
         return network
     import torch  # noqa: PLC0415  slow to import, and not needed to read a recipe
 
-    function = user_network(name, folder)
+    function = UserFunction("model", name, folder)
     returned = function.call(classes, channels)
     if not isinstance(returned, torch.nn.Module):
         word = name.partition(":")[2]

@@ -71,14 +71,11 @@ def features(channels: int, *parts: Convolution | nn.Module) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def wide_classifier(inputs: int, first: int, second: int, classes: int) -> nn.Sequential:
-    """Return two hidden layers of these widths with relu and dropout, and a layer of `classes` scores."""
-    hidden = [
-        layer
-        for into, width in ((inputs, first), (first, second))
-        for layer in (nn.Linear(into, width), nn.ReLU(inplace=True), nn.Dropout())
-    ]
-    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(second, classes))
+def wide_classifier(inputs: int, width: int, classes: int) -> nn.Sequential:
+    """Return hidden layers of `width` and of 4096 with relu and dropout, and a layer of `classes` scores."""
+    first = nn.Linear(inputs, width), nn.ReLU(inplace=True), nn.Dropout()
+    second = nn.Linear(width, 4096), nn.ReLU(inplace=True), nn.Dropout()
+    return nn.Sequential(nn.Flatten(), *first, *second, nn.Linear(4096, classes))
 
 
 def small_convnet(classes: int, channels: int = 1) -> Convnet:
@@ -96,7 +93,7 @@ def overfeat_fast(classes: int, channels: int = 3) -> Convnet:
         *(Convolution(width, 3, padding=1) for width in (512, 1024, 1024)),
         nn.MaxPool2d(2),
     )
-    return Convnet(layers, wide_classifier(1024 * 6 * 6, 3072, 4096, classes))
+    return Convnet(layers, wide_classifier(1024 * 6 * 6, 3072, classes))
 
 
 def vgg(classes: int, channels: int = 3, *, depths: tuple[int, ...]) -> Convnet:
@@ -105,7 +102,7 @@ def vgg(classes: int, channels: int = 3, *, depths: tuple[int, ...]) -> Convnet:
     parts = list[Convolution | nn.Module]()
     for width, depth in zip((64, 128, 256, 512, 512), depths, strict=True):
         parts += [*[Convolution(width, 3, padding=1)] * depth, nn.MaxPool2d(2)]
-    network = Convnet(features(channels, *parts), wide_classifier(512 * 7 * 7, 4096, 4096, classes))
+    network = Convnet(features(channels, *parts), wide_classifier(512 * 7 * 7, 4096, classes))
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -136,14 +133,13 @@ def alexnet(classes: int, channels: int = 3) -> Convnet:
         *others,
         nn.MaxPool2d(3, 2),
     )
-    return Convnet(layers, wide_classifier(256 * 6 * 6, 4096, 4096, classes))
+    return Convnet(layers, wide_classifier(256 * 6 * 6, 4096, classes))
 
 
 class _Norm(nn.BatchNorm1d):
     """Batch norm that uses its running statistics where a rank's share is a single sample, which has no variance."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Map (samples, features) to the same shape."""
         if len(inputs) > 1:
             return super().forward(inputs)
         return nn.functional.batch_norm(

@@ -56,7 +56,6 @@ class MLP(nn.Module):
         self.c_proj = nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the output, in the shape of `x`."""
         outputs: torch.Tensor = self.c_proj(self.gelu(self.c_fc(x)))
         return outputs
 
@@ -70,7 +69,6 @@ class Block(nn.Module):
         self.ln_2, self.mlp = nn.LayerNorm(WIDTH), MLP()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the output, in the shape of `x`."""
         x = x + self.attn(self.ln_1(x))
         outputs: torch.Tensor = x + self.mlp(self.ln_2(x))
         return outputs

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from unisono.compute import PRECISIONS
 from unisono.data.options import DataOptions
 from unisono.errors import RecipeError
-from unisono.models import user_network
 from unisono.optimizers import OPTIMIZERS
 from unisono.processor import AUTO, HOST
 from unisono.rules import BaseRule, Exchange, all_options, find_rule, own_options
@@ -286,7 +285,7 @@ def own_rule(rule: RuleRecipe) -> UserFunction:
 
 def user_functions(recipe: Recipe) -> list[UserFunction]:
     """Return the user's functions that a recipe names."""
-    functions = user_network(recipe.model.name, recipe.model.folder), own_rule(recipe.rule)
+    functions = UserFunction("model", recipe.model.name, recipe.model.folder), own_rule(recipe.rule)
     return [function for function in functions if is_user_function(function.name)]
 
 

@@ -289,7 +289,7 @@ def take_device(name: str, world: World) -> torch.device:
 
 def product_dtype(recipe: Recipe, device: torch.device) -> torch.dtype:
     """Return the dtype in which convolutions and wide layers are computed on this processor, or another device."""
-    return choose_dtype(recipe.compute.precision, DTYPES[recipe.model.dtype], device, processor())
+    return choose_dtype(recipe.compute.precision, DTYPES[recipe.model.dtype], device)
 
 
 def describe_precision(recipe: Recipe, world: World, device: torch.device) -> list[str]:

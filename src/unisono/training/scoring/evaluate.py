@@ -35,7 +35,6 @@ from unisono.data.pack import INDEX, TEST_SPLITS, TRAIN_SPLITS, check_installed,
 from unisono.device import module_of
 from unisono.errors import CheckpointError, PackError, UsageError
 from unisono.files import naming_os_errors, write_atomically
-from unisono.models import user_network
 from unisono.processor import HOST, processor
 from unisono.training import run_directory
 from unisono.training.accuracy import accuracy_of, count
@@ -45,7 +44,7 @@ from unisono.training.recipe import Recipe, threads_of
 from unisono.training.run import DTYPES, bind_cores, context_of, decoding_threads, make_model, take_device
 from unisono.training.scoring.evaluation import BatchThroughput, Evaluation, count_confusion, measure_throughput
 from unisono.training.state import fitting
-from unisono.user_function import is_user_function
+from unisono.user_function import UserFunction, is_user_function
 from unisono.world import World
 
 if TYPE_CHECKING:
@@ -185,7 +184,7 @@ def read_run(folder: Path) -> SavedRun:
         )
     checkpoint, damaged = load_newest(checkpoints)
     notes = [f"{error}; the previous one is used" for error in damaged]
-    network = user_network(recipe.model.name, recipe.model.folder)
+    network = UserFunction("model", recipe.model.name, recipe.model.folder)
     if is_user_function(network.name):
         notes.append(f"the run imports user code: {network.where()}")
     if recipe.data.pack and (trained := str(checkpoint.progress.get("data", "")).split(", ")[0]):
