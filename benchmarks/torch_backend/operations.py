@@ -26,8 +26,8 @@ from unisono.world import World
 SIZES = (4, 256, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 100_000_000)
 """Bytes of an operation's larger tensor."""
 
-FEWEST, MOST, BUDGET = 5, 31, 2.0
-"""Trials of each contender, and seconds of trials for each size."""
+MOST, BUDGET = 31, 2.0
+"""Most trials of each contender, of 3 or more, and seconds of trials for each size."""
 
 Call = Callable[[], object]
 
@@ -68,7 +68,7 @@ def measure(world: World, largest: int) -> list[dict[str, object]]:
             made = {name: calls(operation, nbytes, group) for name, group in contenders.items()}
             if world.nodes == 1:
                 made["copy"] = partial(np.copyto, np.zeros(nbytes, np.uint8), np.ones(nbytes, np.uint8))
-            seconds = times(world, made, FEWEST, MOST, BUDGET)
+            seconds = times(world, made, MOST, BUDGET)
             medians = {name: timing_of(took) for name, took in seconds.items()}
             row: dict[str, object] = {"operation": operation, "bytes": nbytes}
             for name, timing in medians.items():

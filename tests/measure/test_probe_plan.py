@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.measure.probes import SHARES, plan_probe, share_of, trials
+from unisono.measure.probes import SHARES, fits, plan_probe, share_of, trials
 from unisono.measure.timing import MAX_TRIALS
 from unisono.placement import one_rank_per_node, place, regular
 from unisono.plan.choose import MEASURED_BUCKET_BYTES
@@ -93,6 +93,7 @@ def test_the_worked_example() -> None:
     assert share_of(24, works) == pytest.approx(4.8)
     assert trials(0.25, 4.8 - 0.25) == 18
     assert share_of(24 - 4.8, works[1:]) == pytest.approx(19.2)
+    assert fits(0.25 * 16, 19.2)
 
 
 @given(st.floats(0, 100), st.lists(st.floats(1, 1e12), min_size=1))
@@ -108,3 +109,4 @@ def test_there_is_a_trial_besides_a_short_first_call_and_never_too_many() -> Non
     assert trials(1e-6, 100) == MAX_TRIALS
     assert trials(0.1, -5) == 1
     assert trials(1.0, -5) == 0
+    assert not fits(1.0, 1.9)

@@ -95,7 +95,8 @@ def layers_of(model: nn.Module, inputs: Shape) -> list[BenchLayer]:
 
     Raises UsageError where the model refuses such inputs.
     """
-    layers, modules, shadow = list[BenchLayer](), dict(model.named_modules()), copy.deepcopy(model).to("meta")
+    layers, modules = list[BenchLayer](), dict(model.named_modules())
+    shadow = copy.deepcopy(model).to("meta")
 
     def record(name: str, _: nn.Module, given: tuple[Any, ...], outputs: Any) -> None:
         if isinstance(outputs, Tensor) and given and isinstance(given[0], Tensor):
@@ -209,7 +210,7 @@ def _random(shape: Shape, dtype: torch.dtype) -> Tensor:
 
 
 def seconds_of(work: Callable[[], object], repetitions: int, calls: int = 1) -> list[float]:
-    """Return the seconds of each repetition of so many calls of `work`, after an untimed one."""
+    """Return the seconds of `calls` calls of `work` together, for each repetition, after an untimed one."""
     return timeit.repeat(work, number=calls, repeat=1 + repetitions)[1:]
 
 

@@ -130,6 +130,8 @@ def peak_bytes() -> int:
 
 
 class ContenderProcess:
+    """Contender in a process of its own."""
+
     def __init__(self, name: str, contender: str, batch: int, measured: Mapping[str, Mapping[str, float]]) -> None:
         command = [sys.executable, "-P", "-m", "unisono.bench.networks", name, contender, str(batch)]
         plain = {key: value for key, value in os.environ.items() if key not in MALLOC_ENVIRONMENT}

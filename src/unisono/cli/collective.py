@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from inspect import Signature, signature
 from itertools import groupby
@@ -64,14 +64,12 @@ def case_of(
     from unisono.lab.plan import parse_rate
     from unisono.network import shaped
     from unisono.network.choice import read_table
-    from unisono.plan.collective_costs import CollectiveCase, check_ranks, placement_of, uneven_of
+    from unisono.plan.collective_costs import CollectiveCase, placement_of, uneven_of
     from unisono.plan.machines import find_machine
 
     sources = {"--machine": machine, "--table": table, "--rate": rate}
     given = [option for option, value in sources.items() if value is not None]
-    check_ranks(ranks)
-    for complaint in _complaints(given, ranks, ranks_per_node, supernodes, latency, oversubscribe):
-        raise UsageError(complaint)
+    _check(given, ranks, ranks_per_node, supernodes, latency, oversubscribe)
     nodes = ranks // ranks_per_node
     nodes_each, choices = nodes // (supernodes or 1), read_table(table)
     slow_nodes: Mapping[int, float] = {}
@@ -88,31 +86,34 @@ def case_of(
     return CollectiveCase(collective, placement_of(nodes, ranks_per_node, nodes_each), choices, wire), slow_nodes
 
 
-def _complaints(
+def _check(
     given: Sequence[str],
     ranks: int,
     ranks_per_node: int,
     supernodes: int | None,
     latency: str | None,
     oversubscribe: float | None,
-) -> Iterator[str]:
-    """Yield what is wrong with the options of `case_of`, of which those `given` describe the network."""
+) -> None:
+    """Raise UsageError for options of `case_of` that do not fit each other; those `given` describe the network."""
+    from unisono.plan.collective_costs import check_ranks
+
     if len(given) > 1:
-        yield f"{' and '.join(given)} each describe the network; give one of them"
+        raise UsageError(f"{' and '.join(given)} each describe the network; give one of them")
     for option, value in (("--latency", latency), ("--oversubscribe", oversubscribe)):
         if value is not None and "--rate" not in given:
-            yield f"{option} {value} is for a network given by --rate; {given[0] if given else 'add it'}"
+            raise UsageError(f"{option} {value} is for a network given by --rate; {given[0] if given else 'add it'}")
     if oversubscribe is not None and not 0 < oversubscribe < float("inf"):
-        yield f"--oversubscribe {oversubscribe:g}: give a number above 0; 1 is not over-subscribed"
+        raise UsageError(f"--oversubscribe {oversubscribe:g}: give a number above 0; 1 is not over-subscribed")
     if ranks < 1:
-        yield f"--ranks {ranks}: the number of ranks must be at least 1"
+        raise UsageError(f"--ranks {ranks}: the number of ranks must be at least 1")
+    check_ranks(ranks)
     if ranks_per_node < 1 or ranks % ranks_per_node:
-        yield f"--ranks-per-node {ranks_per_node}: {ranks} ranks do not fill nodes of as many"
+        raise UsageError(f"--ranks-per-node {ranks_per_node}: {ranks} ranks do not fill nodes of as many")
     nodes = ranks // ranks_per_node
     if supernodes is not None and (supernodes < 1 or nodes % supernodes):
-        yield f"--supernodes {supernodes}: {nodes} nodes do not spread evenly over {supernodes} supernodes"
+        raise UsageError(f"--supernodes {supernodes}: {nodes} nodes do not spread evenly over {supernodes} supernodes")
     if oversubscribe is not None and (supernodes or 1) == 1:
-        yield f"--oversubscribe {oversubscribe:g} is for several supernodes; add --supernodes"
+        raise UsageError(f"--oversubscribe {oversubscribe:g} is for several supernodes; add --supernodes")
 
 
 def with_case(command: Callable[..., None]) -> Callable[..., None]:

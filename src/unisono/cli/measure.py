@@ -86,7 +86,8 @@ def tune(
 
     world = join("tune")
     write(world, output, partial(check_writable, output))  # known before anything is measured
-    before = write(world, output, partial(machine_at, output))
+    with world.agree_on_errors():
+        before = world.call_on_root(lambda: machine_at(output))
     log = printer(world)
     facts = measure(world, largest, log, before)
     write_text(world, output, file_of(facts))

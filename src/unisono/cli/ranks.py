@@ -132,6 +132,7 @@ def count_ranks(ranks: int | None, default: int) -> int:
 
 
 def check_ranks(ranks: int | None) -> None:
+    """Raise LaunchError for a number of ranks below 1."""
     if ranks is not None and ranks < 1:
         raise LaunchError(f"--ranks {ranks}: the number of ranks must be at least 1")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -83,8 +83,7 @@ def run(
     """
     check_elastic(elastic, min_ranks, hosts)
     torchrun = {"nnodes": nnodes, "node-rank": node_rank, "max-restarts": max_restarts}
-    for complaint in _complaints(program, module, elastic, resume, torchrun):
-        raise UsageError(complaint)
+    _check(program, module, elastic, resume, torchrun)
     count = count_ranks(ranks, max(2, cores()))
     if elastic:
         home = resume or run_directory.new_folder(Path(program).stem)
@@ -110,21 +109,19 @@ def run(
         raise SystemExit(1) from None
 
 
-def _complaints(
-    program: str, module: bool, elastic: bool, resume: Path | None, torchrun: Mapping[str, str]
-) -> Iterator[str]:
-    """Yield what is wrong with a command: the values of torchrun's options, its program, and what it resumes."""
+def _check(program: str, module: bool, elastic: bool, resume: Path | None, torchrun: Mapping[str, str]) -> None:
+    """Raise UsageError for values of torchrun's options, a program, or what it resumes that do not fit."""
     for name, value in torchrun.items():
         accepted, remedy = REFUSED[name]
         if value not in accepted:
-            yield f"--{name} {value}: {remedy}"
+            raise UsageError(f"--{name} {value}: {remedy}")
     if not module and not Path(program).is_file():
         remedy = "" if program.endswith(".py") or "/" in program else f"; run a module with: unisono run -m {program}"
-        yield f"there is no program {Path(program).absolute()}{remedy}"
+        raise UsageError(f"there is no program {Path(program).absolute()}{remedy}")
     if (answer := os.environ.get(NAME_VARIABLE)) not in (None, "", NAME):
-        yield f"{NAME_VARIABLE}={answer}: it is {NAME}, or not set"
+        raise UsageError(f"{NAME_VARIABLE}={answer}: it is {NAME}, or not set")
     if resume is not None and not (elastic and checkpoint_names(resume / run_directory.CHECKPOINTS)):
-        yield f"--resume {resume}: there is no checkpoint in it" if elastic else "--resume needs --elastic"
+        raise UsageError(f"--resume {resume}: there is no checkpoint in it" if elastic else "--resume needs --elastic")
     package = program.partition(".")[0]  # looked for, but not imported
     if module and not (package and (PathFinder.find_spec(package, [str(Path.cwd())]) or find_spec(package))):
-        yield f"there is no module {program}, neither in {Path.cwd()} nor installed"
+        raise UsageError(f"there is no module {program}, neither in {Path.cwd()} nor installed")

@@ -131,6 +131,7 @@ class Supervisor:
     """Player of generations."""
 
     def __init__(self, run: ElasticRun) -> None:
+        assert run.ranks, "the command has counted the ranks"
         if run.hosts and run.ranks % len(run.hosts):
             raise UsageError(f"{run.ranks} ranks on {len(run.hosts)} hosts: each host of --hosts has as many ranks")
         self._run, self._ranks, self._hosts = run, run.ranks, Hosts(run)

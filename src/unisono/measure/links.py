@@ -192,14 +192,16 @@ def _exchange_seconds(messages: NodeMessages, pairs: Sequence[Pair], nbytes: int
 
     All pairs exchange at the same time. Every rank gets the seconds of all pairs.
     """
-    took = _seconds(messages, pairs, np.zeros((2, nbytes), np.uint8), MESSAGE_BYTES, times)
+    memory = np.zeros((2, nbytes), np.uint8)
+    took = _seconds(messages, pairs, memory, MESSAGE_BYTES, times)
     of_all_nodes = messages.nodes.allgather(statistics.median(took))
     return [max(of_all_nodes[a], of_all_nodes[b]) for a, b in pairs]
 
 
 def _seconds(messages: NodeMessages, pairs: Sequence[Pair], memory: Bytes, length: int, times: int = 1) -> list[float]:
     """Return this node's seconds of each exchange with its peer; rows of `memory` are what is sent and received."""
-    peer, took, (sent, received) = _peer(messages.nodes, pairs), list[float](), memory
+    peer, took = _peer(messages.nodes, pairs), list[float]()
+    sent, received = memory
     exchange = None if peer is None else messages.prepare(peer, sent, received, length)
     for _ in range(times):
         messages.barrier()

@@ -49,6 +49,7 @@ from unisono.measure.probes import (
     ProbePlan,
     ProbeReading,
     Trial,
+    fits,
     plan_probe,
     share_of,
     slowest,
@@ -124,7 +125,7 @@ def _play_part(
         if remaining <= 0:
             reasons.append(f"{probe.label}: its part of the seconds was over; give more with --seconds")
             continue
-        if 2 * expected > remaining:  # a probe is called twice
+        if not fits(expected, remaining):
             reasons.append(f"{probe.label}: takes about {expected:.2g} s, {remaining:.2g} s were left")
             continue
         try:

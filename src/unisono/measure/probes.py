@@ -346,6 +346,11 @@ def share_of(remaining: float, works: Sequence[float]) -> float:
     return max(0.0, remaining) * sqrt(works[0]) / sum(map(sqrt, works))
 
 
+def fits(expected: float, remaining: float) -> bool:
+    """Return True if a probe whose calls are expected to take so long can be called twice."""
+    return 2 * expected <= remaining
+
+
 def trials(first: float, left: float) -> int:
     """Return the number of trials in `left` seconds after a first call of so many seconds: 1 to MAX_TRIALS, or 0 after
     a long first call, which counts as a trial itself.
