@@ -23,7 +23,7 @@ from unisono.data.order import permutation, steps_of
 from unisono.elastic.standby import FOLDER_VARIABLE, GENERATION_VARIABLE
 from unisono.models import make_network
 from unisono.reducer.virtual_ranks import seed_of_share
-from unisono.training.player import seed_of_step
+from unisono.training.trainer import seed_of_step
 
 Numbers = NDArray[np.int64]
 

@@ -13,7 +13,7 @@ from unisono.data.builtin import load_digits
 from unisono.data.order import permutation
 from unisono.elastic.standby import FOLDER_VARIABLE, GENERATION_VARIABLE
 from unisono.reducer.virtual_ranks import seed_of_share
-from unisono.training.player import seed_of_step
+from unisono.training.trainer import seed_of_step
 
 BATCH, SHARES, STEPS = 480, 2, 3
 

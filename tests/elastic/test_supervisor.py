@@ -88,8 +88,8 @@ class Disturbed:
 
     def end(self) -> subprocess.CompletedProcess[str]:
         """Stop the run by SIGTERM after one more epoch. Return how it has ended: as one that has saved."""
-        epochs = run_directory.count_metrics(self.run.home)
-        self.watched.until(lambda: run_directory.count_metrics(self.run.home) > epochs)
+        epochs = len(run_directory.read_metrics(self.run.home))
+        self.watched.until(lambda: len(run_directory.read_metrics(self.run.home)) > epochs)
         self.watched.process.send_signal(signal.SIGTERM)
         ended = self.watched.finish()
         assert ended.returncode == 143, ended.stderr

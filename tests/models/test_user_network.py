@@ -8,7 +8,8 @@ import torch
 from unisono.errors import RecipeError
 from unisono.models import make_network
 from unisono.rules import Exchange
-from unisono.training.recipe import RuleRecipe, own_rule
+from unisono.training.recipe import RuleRecipe
+from unisono.training.recipe_check import own_rule
 from unisono.user_function import UserFunction, is_user_function
 
 

@@ -34,7 +34,7 @@ def test_a_seal_does_not_hold_for_other_steps(change: dict[str, Any]) -> None:
 def facts_of(*changes: str) -> RunFacts:
     world, feed = SimpleNamespace(size=4, nodes=2), SimpleNamespace(samples=1000)
     recipe = read_recipe(find_recipe(Path("digits")), changes)
-    return RunForesight(cast(Run, SimpleNamespace(recipe=recipe, world=world, feed=feed)))._facts(0)
+    return RunForesight(cast(Run, SimpleNamespace(recipe=recipe, world=world, feed=feed)))._facts()
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def test_a_step_without_products_or_known_memory_has_no_seal_and_says_why(tmp_pa
     feed = SimpleNamespace(samples=1000, classes=10, blank=lambda count: torch.empty(count, 2))
     run = SimpleNamespace(recipe=recipe, world=world, feed=feed, trainer=SimpleNamespace(device=torch.device("cpu")))
     foresight = RunForesight(cast(Run, run))
-    reason = foresight._planned("aws_c4_8xlarge", 0)
+    reason = foresight._planned("aws_c4_8xlarge")
     assert str(reason).startswith("none of the model's layers makes a product, and 2 x 9 cores E5-2666v3")
-    of_accelerators = str(foresight._planned("minsky_p100", 0))
+    of_accelerators = str(foresight._planned("minsky_p100"))
     assert of_accelerators.startswith("the run computes on cpu, and ")
     assert of_accelerators.endswith(" has 4 accelerators")
 
@@ -91,7 +91,7 @@ def test_what_a_sealed_prediction_does_not_count_is_logged(tmp_path: Path) -> No
     feed = SimpleNamespace(samples=1000, classes=10, blank=lambda count: torch.empty(count, 1, 8, 8))
     run = SimpleNamespace(recipe=recipe, world=world, feed=feed, trainer=SimpleNamespace(device=torch.device("cpu")))
     run.home, run.display = tmp_path, SimpleNamespace(log=said.append)
-    assert isinstance(RunForesight(cast(Run, run))._planned("aws_c4_8xlarge", 0), Seal)
+    assert isinstance(RunForesight(cast(Run, run))._planned("aws_c4_8xlarge"), Seal)
     assert said == ["not in these numbers: products in float64, about half as fast, and fewer bits of wires"]
 
 

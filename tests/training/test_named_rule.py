@@ -13,8 +13,8 @@ from unisono.cli import ranks
 from unisono.errors import RecipeError
 from unisono.rules import BSP, RULES, DiLoCo, Exchange, LocalSGD, find_rule
 from unisono.rules.asynchronous import has_servers
-from unisono.training.recipe import ExchangeRecipe, Recipe, RuleRecipe, make_rule
-from unisono.training.recipe_check import describe_unused, describe_wire, survives_deaths
+from unisono.training.recipe import ExchangeRecipe, Recipe, RuleRecipe
+from unisono.training.recipe_check import describe_unused, describe_wire, make_rule, survives_deaths
 
 
 def rule_recipe(name: str, folder: str = "", overlap: str = "auto", **options: Any) -> RuleRecipe:

@@ -40,7 +40,8 @@ from unisono.training.planned_run import (
     traced_network,
     what_if,
 )
-from unisono.training.recipe import ParallelRecipe, find_recipe, make_rule, read_recipe
+from unisono.training.recipe import ParallelRecipe, find_recipe, read_recipe
+from unisono.training.recipe_check import make_rule
 
 MACHINE = find_machine("aws_c4_8xlarge")
 DEEP = plan_recipe(None, "cd_dnn", ["training.batch=256", "samples.train=2560"])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unisono.training.player import CopyState, Draw, Event, Save, Stop, TrainStep, fixed_order, seed_of_step
+from unisono.training.player import CopyState, Draw, Event, Save, Stop, TrainStep, fixed_order
 from unisono.training.recipe import OptimizerRecipe, Recipe, TrainingRecipe
 from unisono.training.state import RunPoint
+from unisono.training.trainer import seed_of_step
 
 SAMPLES, BATCH = 10, 4
 """Three steps an epoch."""

@@ -17,14 +17,13 @@ from unisono.training.recipe import (
     RuleRecipe,
     differences,
     find_recipe,
-    make_rule,
     names,
     parse_recipe,
     rate_at,
     read_recipe,
     to_dict,
 )
-from unisono.training.recipe_check import check_run, describe_unused
+from unisono.training.recipe_check import check_run, describe_unused, make_rule
 
 RECIPES = Path(__file__).parents[2] / "src" / "unisono" / "recipes"
 DIGITS = RECIPES / "digits.toml"

@@ -1,19 +1,13 @@
-"""What a recipe asks for, made: its network, and a step that times convolutions. The rest needs ranks: tests/mpi."""
+"""What a recipe asks for, made: its network. The rest needs ranks: tests/mpi."""
 
 from contextlib import nullcontext
-from typing import Any, cast
 
 import pytest
 import torch
-from torch import nn
 
-from unisono.compute import convolution_plan
-from unisono.compute.algorithms import DEFAULT
-from unisono.compute.convolution_plan import ConvolutionPlan
-from unisono.compute.prepare import prepare
 from unisono.errors import RecipeError
 from unisono.models import make_network
-from unisono.training.run import check_fit, warm_up
+from unisono.training.run import check_fit
 
 
 @pytest.mark.parametrize(("name", "shape"), [("small_convnet", (1, 1, 32, 32)), ("cd_dnn", (1, 1, 8, 8))])
@@ -51,58 +45,3 @@ def test_a_vocabulary_may_be_padded() -> None:
     )
     with pytest.raises(RecipeError, match="has 8 scores, but the data have 9 classes"):
         check_fit(torch.nn.Embedding(8, 8), "nets:mine", tokens, 9, nullcontext)
-
-
-class Others:
-    """A world with a second rank, that has measured this."""
-
-    def __init__(self, measured: dict[str, dict[str, float]]) -> None:
-        self._measured = measured
-
-    def all_gather_object(self, value: Any) -> list[Any]:
-        return [value, self._measured]
-
-
-def network() -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 5))
-
-
-def test_nothing_is_left_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution_plan, "MIN_AUTOTUNED_OPERATIONS", 0)
-    model, plan = network(), ConvolutionPlan()
-    prepare(model, plan)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    world: Any = Others({})
-    warm_up(model, torch.zeros(2, 3, 6, 6), plan, world, nullcontext)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert plan.frozen
-    assert len(plan.measured) == 2  # forward and the weight's gradient: nobody asks for that of the inputs
-
-
-class Seen(nn.Module):
-    """Counts its batches in a buffer that it sets anew."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("batches", torch.zeros(()))
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        self.batches = self.batches + 1
-        return inputs
-
-
-def test_buffers_that_are_assigned_are_left_as_they_were() -> None:
-    model, world = nn.Sequential(Seen(), nn.Flatten(), nn.Linear(12, 2)), Others({})
-    warm_up(model, torch.zeros(2, 3, 2, 2), ConvolutionPlan(), cast("Any", world), nullcontext)
-    assert float(model[0].batches) == 0
-
-
-def test_all_ranks_choose_the_same_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution_plan, "MIN_AUTOTUNED_OPERATIONS", 0)
-    model, plan = network(), ConvolutionPlan()
-    prepare(model, plan)
-    others = {"a": {DEFAULT: 1.0}}
-    world: Any = Others(others)
-    warm_up(model, torch.zeros(0, 3, 6, 6), plan, world, nullcontext)
-    assert plan.measured == others

@@ -93,7 +93,10 @@ def test_it_is_given_back_and_taken_again(tmp_path: Path) -> None:
 def test_a_number_that_another_process_has_now_is_no_holder(tmp_path: Path) -> None:
     """The process number of the dead is given to somebody else, as after a restart of the host."""
     of_the_dead = {"host": socket.gethostname(), "process": os.getppid(), "born": "1", "since": "2026-01-31"}
-    for content in (json.dumps(of_the_dead), "", "torn {"):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    unknown = {**of_the_dead, "process": gone.pid, "born": ""}
+    for content in (json.dumps(of_the_dead), json.dumps(unknown), "", "torn {"):
         (tmp_path / LOCK).write_text(content)
         lock = RunLock()
         lock.take(tmp_path)

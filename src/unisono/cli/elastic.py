@@ -11,7 +11,8 @@ from typer import Argument, Option
 from unisono.cli.ranks import make_folder, refuse_launcher
 from unisono.errors import UsageError
 from unisono.rules.asynchronous import has_servers
-from unisono.training.recipe import Recipe, make_rule
+from unisono.training.recipe import Recipe
+from unisono.training.recipe_check import make_rule
 from unisono.user_function import is_user_function
 
 ElasticOption = Annotated[

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
 
@@ -108,29 +108,28 @@ def predict(
     keep_memory()
     from unisono.device import choose_device
     from unisono.training.run import DTYPES, context_of
+    from unisono.training.scoring import predict as scoring
     from unisono.training.scoring.evaluate import forward_of, load_network, read_run
-    from unisono.training.scoring.predict import FilePrediction, open_inputs
-    from unisono.training.scoring.predict import predict as predict_files
 
     saved = read_run(run)
     for note in saved.notes:
         print(note, file=sys.stderr)
     recipe = saved.recipe
     batch = max(1, recipe.training.batch // recipe.ranks)  # a rank's share in training, which its memory takes
-    inputs = open_inputs(recipe.data, tokenizer, batch)
+    inputs = scoring.open_inputs(recipe.data, tokenizer, batch)
     place = choose_device(device or recipe.compute.device, 0, 1)
     network = load_network(saved, inputs, place)
     forward = forward_of(network, DTYPES[recipe.model.dtype], context_of(recipe, place), place)
-    predictions = list[FilePrediction]()
-    for prediction in predict_files(forward, inputs, files, top):
-        predictions.append(prediction)
-        if prediction.broken:
-            print(f"unisono: {prediction.file}: {prediction.line}", file=sys.stderr, flush=True)
+    predictions = list[dict[str, Any]]()
+    for file, (line, data) in zip(files, scoring.predict(forward, inputs, files, top), strict=True):
+        predictions.append({"file": str(file), **data})
+        if "error" in data:
+            print(f"unisono: {file}: {line}", file=sys.stderr, flush=True)
         elif not as_json:
-            print(f"{prediction.file}: {prediction.line}", flush=True)
+            print(f"{file}: {line}", flush=True)
     if as_json:
-        print(json.dumps([{"file": str(prediction.file), **prediction.data} for prediction in predictions], indent=1))
-    if any(prediction.broken for prediction in predictions):
+        print(json.dumps(predictions, indent=1))
+    if any("error" in prediction for prediction in predictions):
         raise Exit(1)
 
 

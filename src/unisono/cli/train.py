@@ -19,8 +19,8 @@ from unisono.formats import counted
 from unisono.launch import keep_memory, local_rank_started, rank_started, ranks_started
 from unisono.rules.asynchronous import has_servers
 from unisono.training import run_directory
-from unisono.training.recipe import Recipe, differences, find_recipe, make_rule, names, read_recipe
-from unisono.training.recipe_check import check_run, survives_deaths
+from unisono.training.recipe import Recipe, differences, find_recipe, names, read_recipe
+from unisono.training.recipe_check import check_run, make_rule, survives_deaths
 from unisono.training.run_directory import report_if_finished
 from unisono.user_function import is_user_function
 from unisono.witness import LISTENER_VARIABLE
@@ -181,13 +181,13 @@ def sweep(
     then 1. The same command again, or --resume, continues a sweep: runs that have ended are skipped, interrupted runs
     are resumed. SIGTERM and Ctrl-C save the current run and end the sweep with exit code 143 and 130.
     """
-    from unisono.training.sweep.run import plan_given, run_session
+    from unisono.training.sweep import grid, run
 
     refuse_launcher("unisono sweep starts the ranks of each run itself; start it without mpiexec or srun")
     if resume is None:
         if recipe is None:
             raise UsageError("missing recipe: unisono sweep RECIPE --set KEY=a,b, or --resume FOLDER")
-        raise Exit(run_session(plan_given(recipe, changes or [], ranks, folder)))
+        raise Exit(run.run_session(run.plan_given(recipe, changes or [], ranks, folder)))
     if recipe is not None or changes or ranks is not None or folder is not None:
         raise UsageError(f"--resume {resume} takes recipe, grid and ranks from that folder; omit all other arguments")
-    raise Exit(run_session(resume))
+    raise Exit(run.run_session(grid.open_sweep(resume)[0]))

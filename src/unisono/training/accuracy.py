@@ -103,7 +103,6 @@ def count(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def accuracy_of(counts: torch.Tensor, labels: int) -> Accuracy:
-    """Return the accuracy on `labels` labels from the summed counts."""
     first, five, open_to_error, loss = counts.tolist()
     return Accuracy(first / labels, five / labels if open_to_error else None, loss / labels)
 

@@ -79,7 +79,6 @@ def _chances(seed: int, part: int) -> list[float]:
 
 
 def digest_of(tensors: Iterable[torch.Tensor]) -> str:
-    """Return the hash of tensors' bytes."""
     hasher = blake2b(digest_size=DIGEST_BYTES)
     for tensor in tensors:
         hasher.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
@@ -148,13 +147,11 @@ class HashedSums(ExactSums):
         super().decode(key, start, stop)
 
     def checksum_of_share(self, gradients: Gradients) -> int:
-        """Return the checksum of a share's gradients."""
         made = ((parameter, gradient) for parameter, gradient in gradients.items() if gradient is not None)
         flats = ((parameter, words(self._memory.in_order(gradient, parameter))) for parameter, gradient in made)
         return sum(checksum(flat, parameter, 0) for parameter, flat in flats) % MODULUS
 
     def end(self, hashes: RankHashes) -> None:
-        """Enter the hashes of the step."""
         gradients, sent, exponents = zip(*self._packed.values(), strict=True)
         hashes.gradients = {share: sum(of[share] for of in gradients) % MODULUS for share in self._hashed}
         hashes.sent, hashes.exponents = total(sent), sum(exponents)

@@ -32,22 +32,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from unisono.asynchronous.event_log import logged_servers, read_events, read_order, truncate_events
+from unisono.asynchronous.link import survives_deaths
 from unisono.asynchronous.messages import Order, Reply, decode_reply
 from unisono.asynchronous.serving import RunState, afresh, begin, resized, resumed_states
 from unisono.data.feed import is_same_data
 from unisono.errors import CheckpointError, UsageError
+from unisono.mpi import MPI
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.step.rule import SeatCounts
 from unisono.training import run_directory
-from unisono.training.checkpoint.files import flatten_state, load_newest, load_step, load_weights, remove_newer
+from unisono.training.checkpoint import files
 from unisono.training.checkpoint.layout import (
     Checkpoint,
     DamagedCheckpointError,
+    checkpoint_name,
     checkpoint_names,
     read_progress,
     step_of,
 )
-from unisono.training.state import RunPoint, check_change, discard_newer, find_checkpoint, fitting
+from unisono.training.state import RunPoint, check_change, find_checkpoint, fitting
 
 if TYPE_CHECKING:
     from unisono.training.recipe import Recipe
@@ -93,7 +96,6 @@ class CentrePoint(NamedTuple):
 
     @property
     def seats(self) -> SeatCounts:
-        """Number of workers and servers that the run had."""
         return SeatCounts(len(self.replies[0].workers), len(self.replies))
 
 
@@ -179,6 +181,21 @@ class Beginning:
     """State of this rank's worker; None where it begins at the centre."""
 
 
+def describe_seats(run: Run, rule: BaseAsynchronousRule) -> list[str]:
+    """Return lines on workers and servers, and on what the death of a rank means here."""
+    workers, servers = rule.seats(run.world.size)
+    place = "rank of its own" if rule.server == "rank" else "thread beside a worker"
+    lines = [f"{workers} workers, {servers} server{'s' * (servers > 1)}, each a {place}; nobody waits for others"]
+    if survives_deaths():
+        lines.append("a worker that dies does not end the others")
+    elif run.world.size > 1:
+        lines.append(
+            f"{MPI.get_vendor()[0]} as started here ends all ranks when one dies; with Open MPI's "
+            "mpirun --with-ft ulfm the others go on"
+        )
+    return lines
+
+
 def begin_new(seats: SeatCounts) -> Beginning:
     return Beginning((begin(seats.workers),) * seats.servers)
 
@@ -222,11 +239,12 @@ def begin_resumed(rule: BaseAsynchronousRule, run: Run, before: Recipe) -> Begin
     if not is_same_data(trained := centre.progress["data"], data):
         raise CheckpointError(f"the run was trained on other data ({trained}) than now ({data}): begin a new run")
     with fitting(f"step {centre.step}'s checkpoint"):
-        load_weights(run.trainer.model, centre.weights)
+        files.load_weights(run.trainer.model, centre.weights)
     had, alike, trains = cut.seats, cut.seats == seats, world.rank < seats.workers
     # the final centre may have the name of a cut before the last exchange, whose snapshot would make that again
-    snapshots = alike and trains and first.orders & Order.SAVE
-    snapshot = load_step(worker_folder(home, world.rank), centre.step) if snapshots else None
+    own, name = worker_folder(home, world.rank), checkpoint_name(centre.step)
+    usable = alike and trains and first.orders & Order.SAVE and name in checkpoint_names(own)
+    snapshot = files.load_first(own, [name])[0] if usable else None
     lacking = [rank for rank, has in enumerate(world.all_gather_object(snapshot is not None or not trains)) if not has]
     rounds = 1 + first.samples_before % run.feed.samples // before.training.batch  # at least one is under way
     done = rounds if len(lacking) < seats.workers else 0  # at the centre an epoch of their own matters no more
@@ -267,19 +285,20 @@ def discard_after(
     the whole log would find other weights, if it would. A later checkpoint may have the name of a removed one: its
     workers must not find an old snapshot there.
     """
-    notes = discard_newer(home, cut, damaged, cut - 1)  # the exchange of the cut is served again, and its epoch ends
+    notes = files.discard_newer(home / run_directory.CHECKPOINTS, cut, damaged)
+    run_directory.truncate_lines(home, cut - 1)  # the exchange of the cut is served again, and its epoch ends
     for server in logged_servers(home):
         truncate_events(home, server, numbers[server] if server < len(numbers) else 0, inexact)
     for folder in sorted((home / FOLDER).glob("worker-*")):
-        remove_newer(folder, cut)
+        files.remove_newer(folder, cut)
     return notes
 
 
 def compare(home: Path, source: Path) -> str | None:
     """Return None where the final weights of two runs are equal bit for bit, else the first that differs."""
-    replayed, recorded = (load_newest(run / run_directory.CHECKPOINTS)[0].weights for run in (home, source))
+    replayed, recorded = (files.load_newest(run / run_directory.CHECKPOINTS)[0].weights for run in (home, source))
     for name, value in recorded.items():
-        (tensors, outline), (others, expected) = flatten_state(replayed[name], name), flatten_state(value, name)
+        (tensors, outline), (others, expected) = (files.flatten_state(each, name) for each in (replayed[name], value))
         if outline != expected or not all(map(torch.equal, tensors.values(), others.values())):
             return name
     return None

@@ -23,7 +23,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,30 +78,30 @@ class RunForesight:
     """Seal and measurement of a run. All ranks call its functions together; rank 0 writes."""
 
     run: Run
-    ledger: Path | None = None
-    """Ledger of the run; None for that beside its folder."""
+    begun: int = 0
+    """Steps of a resumed run before it began."""
     _seal: Seal | None = None
     _pending: bool = True  # whether a search may still end and give a prediction
-    _made: int = 0  # steps since the run began or resumed
+    _made: int = 0  # steps since then
     _searched: int = 0  # those before the search ended
     _dropped: int = 0
     _all_steps: float = 0.0
     _kept: list[Seconds] = field(default_factory=list)
     _counters: Counters = field(default_factory=read_counters)  # when the run began, or the search ended
 
-    def begin(self, machine: str | None, done: int) -> None:
-        """Seal the prediction of a machine before the first step, which follows `done` steps of a resumed run. Raises
-        UsageError for an unknown machine, and where the seal cannot be written."""
-        if machine is not None:
-            self._adopt(self.run.world.call_on_root(lambda: self._planned(machine, done)), self.run.display.log)
-        elif done:
-            self._adopt(self.run.world.call_on_root(lambda: self._of_before(done)), self.run.display.detail)
-        self._seal_search(done)
+    def begin(self) -> None:
+        """Seal the prediction of the run's machine before the first step. Raises UsageError for an unknown machine, and
+        where the seal cannot be written."""
+        if (machine := self.run.options.machine) is not None:
+            self._adopt(self.run.world.call_on_root(lambda: self._planned(machine)), self.run.display.log)
+        elif self.begun:
+            self._adopt(self.run.world.call_on_root(self._of_before), self.run.display.detail)
+        self._seal_search()
 
-    def after_step(self, done: int) -> None:
-        """Seal the prediction of the search once it has ended, after `done` steps of the run."""
+    def after_step(self) -> None:
+        """Seal the prediction of the search once it has ended."""
         self._made += 1
-        self._seal_search(done)
+        self._seal_search()
 
     def add_steps(self, seconds: Seconds) -> None:
         """Add the times of steps of all ranks, on rank 0."""
@@ -121,7 +120,7 @@ class RunForesight:
             except UsageError as error:  # the run itself has ended well
                 self.run.display.log(f"not in the ledger: {error}")
 
-    def _seal_search(self, done: int) -> None:
+    def _seal_search(self) -> None:
         reducer = self.run.trainer.reducer
         if not self._pending or not reducer.programs.tuning.finished:
             return
@@ -140,7 +139,7 @@ class RunForesight:
             self.run.display.detail(f"no prediction is sealed: {reason_without_seal(self.run.trainer)}; give --machine")
             return
         self.run.trainer.wait()
-        sealed = tuned_prediction(choice, self._facts(done), self._searched)
+        sealed = tuned_prediction(choice, self._facts(), self._searched)
         self._adopt(self.run.world.call_on_root(lambda: write_seal(self.run.home, sealed)), self.run.display.detail)
 
     def _adopt(self, seal: Seal | str | None, log: Callable[[str], None]) -> None:
@@ -151,14 +150,14 @@ class RunForesight:
         elif seal is not None:
             log(f"no prediction is sealed before the first step: {seal}")
 
-    def _planned(self, machine: str, done: int) -> Seal | str:
+    def _planned(self, machine: str) -> Seal | str:
         """Seal the prediction of a machine file. Return it, or the reason for which it cannot be predicted."""
         described = find_machine(machine)
         device = self.run.trainer.device
         if (device.type == HOST) == (described.node.accelerators > 0):
             return f"the run computes on {device}, and {described.name} has {described.node.accelerators} accelerators"
         digest = hashlib.sha256(machine_file(machine).read_bytes()).hexdigest()
-        facts = replace(self._facts(done), machine=described.name, machine_digest=digest)
+        facts = replace(self._facts(), machine=described.name, machine_digest=digest)
         feed = self.run.feed
         samples = SampleRecipe("x".join(map(str, feed.blank(1).shape[1:])), feed.classes, feed.samples)
         try:
@@ -170,17 +169,17 @@ class RunForesight:
             self.run.display.log(note)
         return write_seal(self.run.home, sealed)
 
-    def _of_before(self, done: int) -> Seal | None:
+    def _of_before(self) -> Seal | None:
         """Return the newest seal of a resumed run where it still holds."""
         seals = seals_of(self.run.home)
         if not seals:
             return None
         seal = read_seal(seals[-1])
-        return seal if holds(seal.prediction, self._facts(done)) else None
+        return seal if holds(seal.prediction, self._facts()) else None
 
-    def _facts(self, done: int) -> RunFacts:
+    def _facts(self) -> RunFacts:
         training, world = self.run.recipe.training, self.run.world
-        steps = training.epochs * steps_of(self.run.feed.samples, training.batch) - done
+        steps = training.epochs * steps_of(self.run.feed.samples, training.batch) - self.begun - self._made
         names = self.run.recipe.name, self.run.recipe.model.name, self.run.recipe.rule.name
         settings = recipe_digest(self.run.recipe, WITHOUT_TIME)
         return RunFacts(*names, world.size, world.nodes, training.batch, steps, settings=settings)
@@ -210,7 +209,7 @@ class RunForesight:
             replace_file(home / f"{MEASUREMENT}.json", as_json(measured))
             return
         replace_file(seal.measurement, as_json(measured, explanation=explain(seal.prediction, measured)))
-        ledger = home.resolve().parent / LEDGER if self.ledger is None else self.ledger
+        ledger = self.run.options.ledger or home.resolve().parent / LEDGER
         name = os.path.relpath(seal.path.resolve(), ledger.parent.resolve())
         append(ledger, LedgerEntry(seal.prediction, measured, version("unisono"), run=name, digest=seal.digest))
         display.log(f"{summarize(seal.prediction, measured)}; by part: unisono plan --check {home}")

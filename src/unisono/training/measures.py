@@ -39,12 +39,10 @@ class Measure:
 
     @property
     def metric(self) -> str:
-        """Key in the metrics of an epoch."""
         return f"test_{self.name}"
 
     @property
     def title(self) -> str:
-        """Name in words."""
         return f"test {self.name}"
 
     @property
@@ -129,12 +127,10 @@ class Curve:
 
     @property
     def last(self) -> float:
-        """Value after the last epoch."""
         return self.values[-1]
 
     @property
     def best(self) -> float:
-        """Best value after any epoch."""
         return max(self.values, key=self.measure.merit)
 
     @property

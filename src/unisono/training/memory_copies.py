@@ -119,7 +119,6 @@ class MemoryCopies:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the last copy is written."""
         if self.writing:
             self._thread.join()
 

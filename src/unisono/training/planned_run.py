@@ -52,13 +52,12 @@ from unisono.training.recipe import (
     ModelRecipe,
     Recipe,
     find_recipe,
-    make_rule,
     parse_recipe,
     read_as,
     threads_of,
     to_dict,
 )
-from unisono.training.recipe_check import about_virtual_ranks, describe_wire
+from unisono.training.recipe_check import about_virtual_ranks, describe_wire, make_rule
 from unisono.user_function import is_user_function
 
 if TYPE_CHECKING:

@@ -1,10 +1,7 @@
 """Events of a run on a rank, and their player, for all rules and for those whose ranks train together.
 
     fixed order   Draw, TrainStep, TrainStep, Save, ..., Save │ Draw, ...   rules that all ranks follow together
-    replies       Draw, TrainStep, TrainStep, Snapshot, Save, ...           a worker that follows its servers' orders
-
-    Draw        batches of an epoch, or a worker's own       Save   (test, metrics,) checkpoint
-    TrainStep   rate, seed, forward, backward, update        Stop   end before the last epoch
+    replies       Draw, TrainStep, TrainStep, CopyState, Save, ...          a worker that follows its servers' orders
 
 A generator yields an event and goes on when the player has carried it out: so it knows what came with a step, requests
 of signals or replies, before it says what follows.
@@ -46,9 +43,8 @@ from unisono.training.foresight import RunForesight
 from unisono.training.measures import result_rows
 from unisono.training.memory_copies import MemoryCopies
 from unisono.training.recipe import Recipe, rate_of_step
-from unisono.training.signals import STOPPED, SignalHandlers
-from unisono.training.state import RunPoint
-from unisono.training.trainer import KINDS
+from unisono.training.signals import STOPPED, SignalHandlers, Timer
+from unisono.training.trainer import KINDS, seed_of_step
 
 if TYPE_CHECKING:
     from unisono.training.run import Run
@@ -65,9 +61,8 @@ class TrainStep(NamedTuple):
     """Train on the next batch."""
 
     number: int
-    """Number of steps made before, in the whole run."""
+    """Number of steps made before, in the whole run; `done` of them in this epoch."""
     done: int
-    """Number of them in this epoch."""
     rate: float
     seed: int
     """Seed of this rank's random numbers (dropout): checkpoints need not keep their state."""
@@ -75,17 +70,10 @@ class TrainStep(NamedTuple):
     """Header of the exchange with the servers in this step; None without one."""
 
 
-class Snapshot(NamedTuple):
-    """Write this worker's state as it was when it sent a header, for the checkpoint `cut` of all workers."""
-
-    cut: int
-    counters: WorkerCounters
-
-
 class Save(NamedTuple):
     """Write a checkpoint; at the end of an epoch the weights are tested, and its metrics written, before."""
 
-    point: RunPoint
+    point: state.RunPoint
     tests: bool = False
     """True at the end of an epoch."""
     why: str = ""
@@ -93,9 +81,12 @@ class Save(NamedTuple):
 
 
 class CopyState(NamedTuple):
-    """Write copies of the state into the memory of hosts."""
+    """Write copies of the state into the memory of hosts; a worker writes its own state to disk, as it was when it sent
+    the header, for the checkpoint of `point.step`."""
 
-    point: RunPoint
+    point: state.RunPoint
+    counters: WorkerCounters | None = None
+    """Progress of the worker, for the checkpoint of all workers."""
 
 
 class Stop(NamedTuple):
@@ -104,25 +95,7 @@ class Stop(NamedTuple):
     why: str
 
 
-Event = Draw | TrainStep | Snapshot | Save | CopyState | Stop
-
-
-class Timer:
-    """Says once in so many seconds that they are over; never for 0."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self.restart()
-
-    def restart(self) -> None:
-        self._last = time.monotonic()
-
-    def due(self) -> bool:
-        """Return True where the seconds are over, and count them anew."""
-        if not self._seconds or time.monotonic() - self._last < self._seconds:
-            return False
-        self.restart()
-        return True
+Event = Draw | TrainStep | Save | CopyState | Stop
 
 
 class EventPlayer(ABC):
@@ -160,7 +133,7 @@ class EventPlayer(ABC):
                     self._batches = self.run.awaited(self.draw(event))
                 case TrainStep():
                     self.step(event)
-                case Snapshot() | CopyState():
+                case CopyState():
                     self.copy_state(event)
                 case Save():
                     self.save(event)
@@ -187,7 +160,6 @@ class EventPlayer(ABC):
         return len(labels)
 
     def save(self, event: Save) -> None:
-        """Write a checkpoint; at the end of an epoch the weights are tested, and its metrics written, before."""
         run, metrics = self.run, None
         run.trainer.wait()
         with self.shared():
@@ -233,8 +205,8 @@ class EventPlayer(ABC):
         """Report a checkpoint that was written."""
 
     @abstractmethod
-    def copy_state(self, event: Snapshot | CopyState) -> None:
-        """Write copies of the state: a worker its own, as a Snapshot; ranks that train together into memory."""
+    def copy_state(self, event: CopyState) -> None:
+        """Write copies of the state."""
 
 
 class TogetherPlayer(EventPlayer):
@@ -246,11 +218,9 @@ class TogetherPlayer(EventPlayer):
         alike = not run.trainer.reducer.traits.state.differs and run.trainer.reducer.sharded is None
         alike = alike and split_of(run.trainer.model) is None
         self._copies = None if memory is None else MemoryCopies(memory, run.home, run.world, alike, run.warn)
-        self._first = RunPoint()  # where the run begins
+        self._first = state.RunPoint()  # where the run begins
         self.made = 0
         """Steps made."""
-        self._foresight: RunForesight
-        self._drawn, self._epoch_began = Draw(0, 0), 0.0
         self._timer = Timer(60 * run.recipe.training.checkpoint_minutes)
         self._due = False  # True while the clock has requested a checkpoint: at the end of a period
 
@@ -275,8 +245,8 @@ class TogetherPlayer(EventPlayer):
             for note in run.notes:
                 run.display.log(note)
             run.trainer.reducer.programs.log_with(run.display.log, run.display.detail)
-            self._foresight = RunForesight(run, run.options.ledger)
-            self._foresight.begin(run.options.machine, self.made)
+            self._foresight = RunForesight(run, self.made)
+            self._foresight.begin()
             self._timer.restart()
             with SignalHandlers(
                 run.trainer.request, lambda: run.end_at_once(f", after step {self.made}"), run.warn
@@ -305,7 +275,6 @@ class TogetherPlayer(EventPlayer):
         return 0
 
     def draw(self, event: Draw) -> Iterator[Batch]:
-        """Return this rank's share of the rest of an epoch."""
         self._drawn, self._epoch_began = event, time.perf_counter()
         return self.feed.epoch(event.epoch, self.run.recipe.training.batch, event.done)
 
@@ -319,20 +288,18 @@ class TogetherPlayer(EventPlayer):
         self.made = event.number + 1
         steps = steps_of(self.run.feed.samples, self.run.recipe.training.batch)
         self.run.display.step(self._drawn.epoch, event.done + 1, steps, self.losses.last)
-        self._foresight.after_step(self.made)
+        self._foresight.after_step()
         return samples
 
-    def copy_state(self, event: Snapshot | CopyState) -> None:
-        """Write copies of the state into the memory of two hosts."""
-        assert isinstance(event, CopyState) and self._copies is not None, "a rank without them does not ask for them"
+    def copy_state(self, event: CopyState) -> None:
+        assert self._copies is not None, "a rank without them does not ask for them"
         self.run.trainer.wait()
-        with self.run.trainer.span("copy", "checkpoint"), self.shared():
+        with self.run.trainer.span("copy", "checkpoint"):
             self._copies.write(lambda: self.checkpoint(Save(event.point)))
 
     def checkpoint(self, event: Save) -> Checkpoint:
-        """Return the state of all ranks."""
         run = self.run
-        loss = 0.0 if event.tests else self._sum_of_ranks(self.losses.total)
+        (loss,) = [0.0] if event.tests else self._sums_of_ranks(self.losses.total)
         weights, optimizer = state.states_of(run.trainer, run.world)
         reached = replace(event.point, loss=loss, seconds=run.elapsed, data=run.feed.fingerprint)
         tuned = run.trainer.reducer.programs.tuning.state()
@@ -357,7 +324,7 @@ class TogetherPlayer(EventPlayer):
         run, training, samples = self.run, self.run.recipe.training, self.run.feed.samples
         self._batches = iter(())
         seconds, steps = time.perf_counter() - self._epoch_began, steps_of(samples, training.batch)
-        loss, self.losses = self._sum_of_ranks(self.losses.total) / samples, LossSum()
+        (loss,), self.losses = self._sums_of_ranks(self.losses.total), LossSum()
         epoch, skipped = self._drawn.epoch, min(self._drawn.done * training.batch, samples)
         rate = rate_of_step(run.recipe.optimizer, epoch, steps - 1, steps, training.epochs, training.batch)
         self.accuracy = self._test()
@@ -365,7 +332,7 @@ class TogetherPlayer(EventPlayer):
             "epoch": epoch + 1,
             "step": self.made,
             "learning_rate": rate,
-            "loss": loss,
+            "loss": loss / samples,
             **run.results(self.accuracy, samples - skipped, seconds),
             "seconds": seconds,
             "elapsed": run.elapsed,
@@ -373,32 +340,32 @@ class TogetherPlayer(EventPlayer):
         }
 
     def _test(self) -> Accuracy:
-        """Return the test accuracy of the model."""
         feed = self.feed
         batches = self.run.awaited(feed.test_batches(self.run.recipe.training.batch))
         return self.run.trainer.evaluate(batches, feed.test_samples * feed.labels_per_sample)
 
     def _stopping(self) -> str:
         """Return the ranks that have received SIGTERM, in words; empty where none has."""
-        stops = self.signals is not None and self.signals.stop
-        count = self._sum_of_ranks(float(stops))
-        return requested_by(count, self._sum_of_ranks(float(stops) * self.run.world.rank)) if count else ""
+        stops = float(self.signals is not None and self.signals.stop)
+        count, ranks = self._sums_of_ranks(stops, stops * self.run.world.rank)
+        return requested_by(count, ranks) if count else ""
 
-    def _sum_of_ranks(self, value: float) -> float:
-        """Return the sum of a number over all ranks, of which each has it for its own samples."""
-        return float(self.run.world.allreduce(torch.tensor([value], dtype=torch.float64)))
+    def _sums_of_ranks(self, *values: float) -> list[float]:
+        """Return the sum of each number over all ranks."""
+        sums: list[float] = self.run.world.allreduce(torch.tensor(values, dtype=torch.float64)).tolist()
+        return sums
 
     def _seconds_by_kind(self) -> dict[str, float]:
         """Return the seconds of each kind so far, mean over ranks."""
-        seconds = torch.tensor(list(self.run.trainer.recorder.split().values()), dtype=torch.float64)
-        return dict(zip(KINDS, (self.run.world.allreduce(seconds) / self.run.world.size).tolist(), strict=True))
+        sums = self._sums_of_ranks(*self.run.trainer.recorder.split().values())
+        return {kind: seconds / self.run.world.size for kind, seconds in zip(KINDS, sums, strict=True)}
 
 
 def fixed_order(
     recipe: Recipe,
     samples: int,
     rank: int,
-    begin: RunPoint,
+    begin: state.RunPoint,
     requests: Callable[[], Mapping[str, str]],
     stopping: Callable[[], str],
 ) -> Iterator[Event]:
@@ -431,8 +398,3 @@ def fixed_order(
         if point.epoch < training.epochs and (who := stopping()):  # SIGTERM after the last step's control message
             yield Stop(f"SIGTERM to {who}")
             return
-
-
-def seed_of_step(seed: int, step: int, rank: int) -> int:
-    """Return the seed of the random numbers of a rank's step."""
-    return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> 1)

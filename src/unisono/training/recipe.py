@@ -1,7 +1,7 @@
 """Recipes: the settings of a run as small frozen dataclasses, one for each table, and their files in TOML.
 
 Files of older releases are read, too. Those that come with the package have a name. What follows from tables alone is
-here as well: the learning rate of each step, and the rule. Needs neither PyTorch nor MPI.
+here as well: the learning rate of each step. Needs neither PyTorch nor MPI.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from unisono.data.options import DataOptions
 from unisono.errors import RecipeError
 from unisono.optimizers import OPTIMIZERS
 from unisono.processor import AUTO, HOST
-from unisono.rules import BaseRule, Exchange, all_options, find_rule, own_options
+from unisono.rules import all_options
 from unisono.tables import change, choice, flat, number, parse, texts_or
-from unisono.user_function import UserFunction, is_user_function
-from unisono.wires import EXACT
+from unisono.user_function import is_user_function
 
 OWN = "own"
 """Wire that leaves gradients in their own number format."""
@@ -214,7 +213,7 @@ def threads_of(recipe: Recipe) -> int:
     return recipe.compute.threads or int(recipe.training.virtual_ranks > 0)
 
 
-# Learning rate and rule ----------------------------------------------------------------------------------------------
+# Learning rate -------------------------------------------------------------------------------------------------------
 
 
 def rate_at(options: OptimizerRecipe, epoch: float, epochs: float, batch: int) -> float:
@@ -254,39 +253,6 @@ def rate_of_step(options: OptimizerRecipe, epoch: int, step: int, steps: int, ep
 
 def _done(options: OptimizerRecipe, epoch: float, epochs: float) -> float:
     return (epoch - options.warm_epochs) / (epochs - options.warm_epochs)
-
-
-def make_rule(recipe: Recipe) -> BaseRule:
-    """Return the rule of a recipe, with those of its options that the rule has.
-
-    Raises UsageError for an unknown name and for options that do not fit together, and RecipeError where the user's
-    function returns no BaseRule.
-    """
-    options, sums = recipe.rule, recipe.exchange
-    wire = None if sums.wire == OWN else sums.wire
-    if wire is None and recipe.training.virtual_ranks:
-        wire = EXACT
-    largest = max(1, int(sums.bucket_megabytes * (1 << 20))) if sums.bucket_megabytes else None
-    exchange = Exchange(sums.algorithm, wire, largest)
-    if not is_user_function(options.name):
-        chosen = {key: options.options[key] for key in own_options(options.name)}
-        return find_rule(options.name)(exchange, options.overlap, **chosen)
-    function = own_rule(options)
-    rule = function.call(exchange, options.overlap)
-    if not isinstance(rule, BaseRule):
-        raise function.error(f"it gave {type(rule).__name__}, not a rule that inherits from unisono.rules.BaseRule")
-    return rule
-
-
-def own_rule(rule: RuleRecipe) -> UserFunction:
-    """Return the user's function that makes the rule, as the recipe names it."""
-    return UserFunction("rule", rule.name, rule.folder, "a rule", "rules:largest", "exchange, overlap")
-
-
-def user_functions(recipe: Recipe) -> list[UserFunction]:
-    """Return the user's functions that a recipe names."""
-    functions = UserFunction("model", recipe.model.name, recipe.model.folder), own_rule(recipe.rule)
-    return [function for function in functions if is_user_function(function.name)]
 
 
 # Files ---------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Check of a recipe against a number of ranks, before any is started.
+"""Rule of a recipe, and check of a recipe against a number of ranks, before any is started.
 
 rule of the table    made here, from the recipe's options
 module:function      made by the ranks; the launcher asks a process of its own: an import of MPI would begin MPI there
@@ -22,11 +22,11 @@ from unisono.data.pack import TRAIN_SAMPLES, train_samples
 from unisono.errors import RecipeError
 from unisono.models import check_name
 from unisono.plan.layer_plan import ParallelPlan, make_plan
-from unisono.rules import RULES, all_options, own_options
+from unisono.rules import RULES, BaseRule, Exchange, all_options, find_rule, own_options
 from unisono.rules.asynchronous import has_servers
 from unisono.schedules import check
-from unisono.training.recipe import OWN, AuditRecipe, Recipe, RuleRecipe, make_rule, own_rule, rate_at
-from unisono.user_function import is_user_function
+from unisono.training.recipe import OWN, AuditRecipe, Recipe, RuleRecipe, rate_at
+from unisono.user_function import UserFunction, is_user_function
 from unisono.wires import EXACT, WIRES
 
 DEVICE = re.compile(r"[a-z]\w*(:\d{1,3})?")
@@ -172,6 +172,41 @@ def describe_wire(recipe: Recipe, nodes: int) -> list[str]:
         return []
     why = 'exchange.algorithm = "library"' if library else "all ranks on one node, which share memory"
     return [f"exchange.wire = {wire!r} has no effect with {why}"]
+
+
+# Rules ---------------------------------------------------------------------------------------------------------------
+
+
+def make_rule(recipe: Recipe) -> BaseRule:
+    """Return the rule of a recipe, with those of its options that the rule has.
+
+    Raises UsageError for an unknown name and for options that do not fit together, and RecipeError where the user's
+    function returns no BaseRule.
+    """
+    options, sums = recipe.rule, recipe.exchange
+    wire = None if sums.wire == OWN else sums.wire
+    if wire is None and recipe.training.virtual_ranks:
+        wire = EXACT
+    largest = max(1, int(sums.bucket_megabytes * (1 << 20))) if sums.bucket_megabytes else None
+    exchange = Exchange(sums.algorithm, wire, largest)
+    if not is_user_function(options.name):
+        chosen = {key: options.options[key] for key in own_options(options.name)}
+        return find_rule(options.name)(exchange, options.overlap, **chosen)
+    function = own_rule(options)
+    rule = function.call(exchange, options.overlap)
+    if not isinstance(rule, BaseRule):
+        raise function.error(f"it gave {type(rule).__name__}, not a rule that inherits from unisono.rules.BaseRule")
+    return rule
+
+
+def own_rule(rule: RuleRecipe) -> UserFunction:
+    """Return the user's function that makes the rule, as the recipe names it."""
+    return UserFunction("rule", rule.name, rule.folder, "a rule", "rules:largest", "exchange, overlap")
+
+
+def user_functions(recipe: Recipe) -> list[UserFunction]:
+    functions = UserFunction("model", recipe.model.name, recipe.model.folder), own_rule(recipe.rule)
+    return [function for function in functions if is_user_function(function.name)]
 
 
 LIMIT_SECONDS = 60.0

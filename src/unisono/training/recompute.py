@@ -20,7 +20,8 @@ from unisono.training.chain import StepHashes, difference, read_chain, recipe_di
 from unisono.training.checkpoint.files import load_newest
 from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names, step_of
 from unisono.training.player import Draw, EventPlayer, TogetherPlayer, TrainStep, fixed_order
-from unisono.training.recipe import Recipe, make_rule
+from unisono.training.recipe import Recipe
+from unisono.training.recipe_check import make_rule
 from unisono.training.run import Run, make_parts
 from unisono.training.state import RunPoint, load_checkpoint
 from unisono.world import World
@@ -60,7 +61,8 @@ def recompute(folder: Path, recipe: Recipe, world: World, step: int | None) -> t
     assert isinstance(feed, Feed), "ranks that train together have batches"
     run = Run(recipe, world, feed, trainer, folder, time.perf_counter())
     player, hashes = TogetherPlayer(run), list[StepHashes]()
-    point = _load_before(wanted, run)
+    checkpoint = world.call_on_root(lambda: _newest_before(wanted, folder))
+    point = RunPoint() if checkpoint is None else load_checkpoint(checkpoint, trainer, world)[0]
     if point.step < first:
         raise UsageError(
             f"--step {wanted} can only be recomputed from a checkpoint of step {first} or later, which is gone: "
@@ -96,13 +98,8 @@ def recompute(folder: Path, recipe: Recipe, world: World, step: int | None) -> t
     )
 
 
-def _load_before(step: int, run: Run) -> RunPoint:
-    """Load the newest complete checkpoint from before a step, if there is one. Return the point of the run."""
-    folder = run.home / run_directory.CHECKPOINTS
-
-    def find() -> Checkpoint | None:
-        names = [name for name in reversed(checkpoint_names(folder)) if step_of(name) < step]
-        return load_newest(folder, names)[0] if names else None
-
-    checkpoint = run.world.call_on_root(find)
-    return RunPoint() if checkpoint is None else load_checkpoint(checkpoint, run.trainer, run.world)[0]
+def _newest_before(step: int, home: Path) -> Checkpoint | None:
+    """Return the newest complete checkpoint from before a step, if there is one."""
+    folder = home / run_directory.CHECKPOINTS
+    names = [name for name in reversed(checkpoint_names(folder)) if step_of(name) < step]
+    return load_newest(folder, names)[0] if names else None

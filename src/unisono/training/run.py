@@ -2,15 +2,6 @@
 
 lock ─ cores, device ─ feed ─ (layers to split) ─ network ─ a warm-up step, with autotuned convolutions ─ trainer
      ─ (newest complete checkpoint) ─ events of the run (`player.py`, `worker.py`)
-
-The warm-up step times the algorithms of each convolution; the ranks take the best:
-
-    rank 0   forward, backward on zeros: each algorithm timed ┐
-    rank 1   forward, backward on zeros: each algorithm timed ┴ the slowest rank's time of each ─ the best, on all ranks
-
-The ranks time them at the same time, since the time of an algorithm depends on how much memory the others read.
-The step leaves no trace: gradients, the buffers of norms, and the memory of algorithms not chosen are reset. On an
-accelerator there is none: its convolutions are those of PyTorch.
 """
 
 from __future__ import annotations
@@ -24,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unisono.binding import CoreShare, bind, report, shares_of
-from unisono.compute.convolution_plan import ConvolutionPlan, load_plan, merge, save_plan
-from unisono.compute.prepare import StepContext, autocast_to, choose_dtype, prepare, release_free_memory
+from unisono.compute.convolution_plan import ConvolutionPlan, load_plan, save_plan
+from unisono.compute.prepare import StepContext, autocast_to, choose_dtype, prepare
 from unisono.data.builtin import BUILTIN_DATASETS, in_memory_feed
 from unisono.data.feed import Feed, FeedFacts, packed_feed
 from unisono.data.loading import Batch, InputFacts, cast_inputs, device_of_rank, to_device
@@ -46,27 +37,34 @@ from unisono.plan.loading import MAX_DECODING_THREADS
 from unisono.plan.split import describe_borders
 from unisono.plan.trace import MODEL_ERRORS
 from unisono.processor import HOST, processor
-from unisono.reducer.virtual_ranks import copies_of_buffers, restore_buffers
 from unisono.rules import BaseRule
 from unisono.rules.asynchronous import has_servers
 from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel.choose_plan import PlanChoice, choose_plan
 from unisono.tensor_parallel.model import refusal, split_model, split_of
 from unisono.training import run_directory
-from unisono.training.accuracy import Accuracy, blank_labels, classification_loss
+from unisono.training.accuracy import Accuracy
 from unisono.training.audit import Audit
 from unisono.training.chain import Chain, recipe_digest
 from unisono.training.checkpoint.files import check_state
 from unisono.training.measures import last_line, result_metrics
 from unisono.training.player import EventPlayer, TogetherPlayer
 from unisono.training.progress import ProgressDisplay
-from unisono.training.recipe import AuditRecipe, Recipe, make_rule, threads_of, user_functions
-from unisono.training.recipe_check import check_run, describe_unused, describe_unused_data, describe_wire, plan_of
+from unisono.training.recipe import AuditRecipe, Recipe, threads_of
+from unisono.training.recipe_check import (
+    check_run,
+    describe_unused,
+    describe_unused_data,
+    describe_wire,
+    make_rule,
+    plan_of,
+    user_functions,
+)
 from unisono.training.run_directory import RunLock, report_if_finished
 from unisono.training.signals import STOPPED
 from unisono.training.state import check_ranks
 from unisono.training.timeline import Timeline
-from unisono.training.trainer import Trainer
+from unisono.training.trainer import Trainer, warm_up
 from unisono.training.worker import WorkerPlayer
 from unisono.world import World
 
@@ -189,7 +187,12 @@ def _train(recipe: Recipe, world: World, options: TrainOptions, lock: RunLock | 
         world.call_on_root(lambda: run_directory.write_recipe(home, kept))
     run.audit = _open_audit(run, player)
     save_plan(recipe.compute.plan, home / run_directory.CONVOLUTIONS, plan, world)
-    code = player.train()
+    try:
+        code = player.train()
+    except KeyboardInterrupt:
+        if options.memory is None:  # else the command that starts the ranks says it
+            run.display.log(f"resume with: unisono train --resume {home}")
+        raise
     if timeline is not None and trace is not None:
         timeline.write(trace)
     return code
@@ -345,7 +348,6 @@ def _feed(
 
 
 def decoding_threads(data: DataOptions, share: CoreShare) -> int:
-    """Return the number of threads that decode samples in a rank with this share of its node's cores."""
     return data.threads or min(MAX_DECODING_THREADS, max(1, len(share.cores) if share.bound else share.threads))
 
 
@@ -396,20 +398,3 @@ def choose_layers(recipe: Recipe, world: World, feed: InputFacts, rule: BaseRule
     first, last = bounds(recipe.training.batch, world.size, world.rank)
     example = cast_inputs(feed.blank(last - first).to(device), DTYPES[recipe.model.dtype])
     return choose_plan(model, world, example, context_of(recipe, device), deferred=True, refused=refusal(rule))
-
-
-def warm_up(model: nn.Module, inputs: Tensor, plan: ConvolutionPlan, world: World, within: StepContext) -> None:
-    """Settle `plan` on all ranks of `world` by a step of `model`, of which nothing stays, on this rank's inputs.
-    Collective."""
-    if len(inputs):
-        buffers = copies_of_buffers(model)
-        if not model.training:
-            model.train()
-        with within():
-            scores = model(inputs)
-            loss = classification_loss(scores, blank_labels(scores))
-        loss.backward()  # type: ignore[no-untyped-call]
-        restore_buffers(buffers)
-        model.zero_grad(set_to_none=True)
-        release_free_memory()
-    plan.freeze(merge(world.all_gather_object(plan.measured)))

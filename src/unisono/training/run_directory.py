@@ -28,7 +28,7 @@ import socket
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -114,12 +114,6 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines if line.endswith("}")]
     except ValueError as error:
         raise UsageError(f"{path}: a line is no JSON: {error}; remove it") from error
-
-
-def count_metrics(folder: Path) -> int:
-    """Return the number of lines of metrics: one for each epoch that has ended."""
-    path = folder / METRICS
-    return len(path.read_bytes().splitlines()) if path.exists() else 0
 
 
 def write_steps(folder: Path, epoch: int, seconds: npt.NDArray[np.float32], kinds: Sequence[str]) -> None:
@@ -220,7 +214,6 @@ class RunLock:
         self._path = path
 
     def release(self) -> None:
-        """Release the lock, if it is held."""
         if self._path is None:
             return
         with suppress(OSError):  # a disk that is gone: an error that tells of it may be on its way
@@ -255,7 +248,7 @@ class RunLock:
                 os.close(descriptor)
 
     def _taken_without_flock(self, path: Path, holder: bytes) -> bool:
-        if _lives(holder):
+        if (known := _holder(holder)) is not None and known[0].may_live:
             raise UsageError(
                 f"{_in_use(path, holder)}; this file system has no locks: if that run has ended, remove {path}"
             )
@@ -276,45 +269,56 @@ class RunLock:
         return True
 
 
-def _mine() -> bytes:
-    now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-    process = os.getpid()
-    return json.dumps({"host": socket.gethostname(), "process": process, "born": born(process), "since": now}).encode()
+class Process(NamedTuple):
+    """Process on a host, and when it began, in the kernel's ticks: a number is given again."""
+
+    host: str
+    process: int
+    born: str
+
+    @property
+    def may_live(self) -> bool:
+        """True unless it is known to be dead: on another host this cannot be known."""
+        if not self.is_here:
+            return True
+        try:
+            os.kill(self.process, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return self.born in ("", _born(self.process))
+
+    @property
+    def is_here(self) -> bool:
+        return self.host == socket.gethostname()
 
 
-def born(process: int) -> str:
-    """Return the start time of a process, in the kernel's ticks; empty where it is unknown or the process is dead."""
+def own_process() -> Process:
+    return Process(socket.gethostname(), os.getpid(), _born(os.getpid()))
+
+
+def _born(process: int) -> str:
+    """Return the start time of a process; empty where it is dead, or not known."""
     fields = stat_of(process)
     return "" if fields[0] in ("", "Z", "X") else fields[19]
 
 
-def _holder(content: bytes) -> tuple[str, int, str, str] | None:
-    """Return the host, the number, the start and the time of the holder in a lock's file; None where it has not written
-    them yet."""
+def _mine() -> bytes:
+    now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    return json.dumps({**own_process()._asdict(), "since": now}).encode()
+
+
+def _holder(content: bytes) -> tuple[Process, str] | None:
+    """Return the holder in a lock's file, and since when it holds it; None where it has not written that yet."""
     try:
         holder = json.loads(content)
-        return holder["host"], holder["process"], holder["born"], holder["since"]
+        return Process(holder["host"], holder["process"], holder["born"]), holder["since"]
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def _lives(content: bytes) -> bool:
-    """Return True if the holder may be alive; on another host this cannot be known."""
-    if (holder := _holder(content)) is None:
-        return False
-    host, process, began, _ = holder
-    if host != socket.gethostname():
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return not began or born(process) == began
-
-
 def _in_use(path: Path, content: bytes) -> str:
     holder = _holder(content)
-    who = "another process" if holder is None else f"process {holder[1]} on {holder[0]}, since {holder[3]}"
+    who = "another process" if holder is None else f"process {holder[0].process} on {holder[0].host}, since {holder[1]}"
     return f"{path.parent} is in use by {who}: one run at a time; wait for its end, or end it"

@@ -1,4 +1,4 @@
-"""Handlers of the signals that request a checkpoint: SIGUSR1 saves at the end of the step, SIGTERM saves and ends.
+"""Requests of a checkpoint, by signals and by time: SIGUSR1 saves at the end of the step, SIGTERM saves and ends.
 
     kill -TERM ─▶ wake-up pipe ─▶ a thread ─▶ request("stop") ─▶ control message of the step ─▶ all ranks save, exit 143
 
@@ -35,6 +35,24 @@ def meaning(signum: int, since_term: float | None) -> Request | Literal["end"] |
     if signum == signal.SIGTERM and since_term is not None:
         return "end" if since_term >= REPEAT_SECONDS else None
     return REQUESTS.get(signum)
+
+
+class Timer:
+    """Says once in so many seconds that they are over; never for 0."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.restart()
+
+    def restart(self) -> None:
+        self._last = time.monotonic()
+
+    def due(self) -> bool:
+        """Return True where the seconds are over, and count them anew."""
+        if not self._seconds or time.monotonic() - self._last < self._seconds:
+            return False
+        self.restart()
+        return True
 
 
 class SignalHandlers:

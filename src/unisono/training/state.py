@@ -31,7 +31,8 @@ from unisono.training.checkpoint import files
 from unisono.training.checkpoint.files import copied, load_newest, load_weights
 from unisono.training.checkpoint.layout import Checkpoint, DamagedCheckpointError, checkpoint_names, step_of
 from unisono.training.memory_copies import newest_copy
-from unisono.training.recipe import Recipe, user_functions
+from unisono.training.recipe import Recipe
+from unisono.training.recipe_check import user_functions
 from unisono.training.trainer import Trainer
 from unisono.uncaught import is_of_program
 from unisono.world import World
@@ -176,7 +177,9 @@ def find_checkpoint(
     checkpoints = folder / run_directory.CHECKPOINTS
     if checkpoint_names(checkpoints):
         return load_newest(checkpoints, names)
-    if (epochs := run_directory.count_metrics(folder)) > 1:  # one line may be written just before the first checkpoint
+    metrics = folder / run_directory.METRICS  # half a line counts, too
+    epochs = len(metrics.read_bytes().splitlines()) if metrics.exists() else 0
+    if epochs > 1:  # one line may be written just before the first checkpoint
         raise CheckpointError(
             f"there is no checkpoint in {checkpoints}, but metrics of {epochs} epochs: is its disk not mounted? "
             "Nothing was changed; put the checkpoints there, or begin a new run in another folder"
@@ -194,19 +197,12 @@ def fitting(checkpoint: str, model: str = "model", remedy: str = "nothing was ch
         raise CheckpointError(f"{checkpoint} does not fit the recipe's {model}: {reason}; {remedy}") from error
 
 
-def discard_newer(
-    folder: Path, step: int, damaged: Sequence[DamagedCheckpointError], last: int | None = None
-) -> list[str]:
-    """Remove checkpoints that are newer than that of `step`, from which the run in `folder` resumes, and lines of
-    files newer than `last` (None: `step`); rename damaged ones. Return lines to log."""
+def discard_newer(folder: Path, step: int, damaged: Sequence[DamagedCheckpointError]) -> list[str]:
+    """Remove checkpoints and lines of files that are newer than `step`, from which the run in `folder` resumes; rename
+    damaged ones. Return lines to log."""
     notes = files.discard_newer(folder / run_directory.CHECKPOINTS, step, damaged)
-    run_directory.truncate_lines(folder, step if last is None else last)
+    run_directory.truncate_lines(folder, step)
     return notes
-
-
-def _user_code(recipe: Recipe) -> list[str]:
-    sources = [function.source() for function in user_functions(recipe)]
-    return [code_of(source) for source in sources if source is not None and is_of_program(str(source))]
 
 
 def check_ranks(world: World, recipe: Recipe) -> None:
@@ -214,8 +210,10 @@ def check_ranks(world: World, recipe: Recipe) -> None:
     if recipe.training.virtual_ranks:
         promise = f"training.virtual_ranks = {recipe.training.virtual_ranks}"
         check_alike(world, promise)
-        if user_functions(recipe):
-            refuse(promise, difference_of_ranks(world.all_gather_object(", ".join(_user_code(recipe)))))
+        if functions := user_functions(recipe):
+            sources = [function.source() for function in functions]
+            code = [code_of(source) for source in sources if source is not None and is_of_program(str(source))]
+            refuse(promise, difference_of_ranks(world.all_gather_object(", ".join(code))))
 
 
 def check_change(before: Recipe, now: Recipe, point: RunPoint, data: str) -> None:

@@ -1,4 +1,14 @@
-"""Training steps and evaluation of a model, on all ranks, and their times by kind and step."""
+"""Training steps and evaluation of a model, on all ranks, and their times by kind and step.
+
+A warm-up step before them times the algorithms of each convolution; the ranks take the best:
+
+    rank 0   forward, backward on zeros: each algorithm timed ┐
+    rank 1   forward, backward on zeros: each algorithm timed ┴ the slowest rank's time of each ─ the best, on all ranks
+
+The ranks time them at the same time, since the time of an algorithm depends on how much memory the others read.
+The step leaves no trace: gradients, the buffers of norms, and the memory of algorithms not chosen are reset. On an
+accelerator there is none: its convolutions are those of PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from unisono.compute.prepare import StepContext
+from unisono.compute.convolution_plan import ConvolutionPlan, merge
+from unisono.compute.prepare import StepContext, release_free_memory
 from unisono.data.loading import Batch, cast_inputs
 from unisono.data_parallel import attach, check_rule
 from unisono.device import check_not_captured, device_of, is_on_host
@@ -21,11 +32,11 @@ from unisono.optimizers.layerwise import LayerwiseOptimizer
 from unisono.reducer import reducer_of
 from unisono.reducer.hooks import wait_on_access
 from unisono.reducer.optimizer import wait_on_use
-from unisono.reducer.virtual_ranks import name_nondeterministic
+from unisono.reducer.virtual_ranks import copies_of_buffers, name_nondeterministic, restore_buffers
 from unisono.rules import BaseRule
 from unisono.step.rule import RankState
 from unisono.tensor_parallel.model import check_split_optimizer, links_of
-from unisono.training.accuracy import Accuracy, accuracy_of, classification_loss, count, loss_of_none
+from unisono.training.accuracy import Accuracy, accuracy_of, blank_labels, classification_loss, count, loss_of_none
 from unisono.training.timeline import Timeline
 from unisono.transports.exact import Gradients
 from unisono.world import World
@@ -100,10 +111,9 @@ class Trainer:
                 f"Trainer(virtual_ranks={virtual_ranks}), but the model is parallel with virtual_ranks={made}: give "
                 "the same to unisono.parallel"
             )
-        sharded = self.reducer.traits.state is RankState.SHARDED
         check_split_optimizer(model, optimizer)
         self._clip, self._is_layerwise = clip, isinstance(optimizer, LayerwiseOptimizer)
-        if sharded:
+        if self.reducer.traits.state is RankState.SHARDED:
             self.reducer.shard(optimizer, own_loop=False)
         wait_on_use(optimizer, weakly(self.reducer.runner.wait))
         self._exchanges = bool(links_of(model))  # a rank without samples calls the model, too
@@ -273,6 +283,30 @@ class Trainer:
             now = getattr(measured, kind)
             self.recorder.add(kind, now - self._accounted[kind])
             self._accounted[kind] = now
+
+
+def warm_up(
+    model: torch.nn.Module, inputs: torch.Tensor, plan: ConvolutionPlan, world: World, within: StepContext
+) -> None:
+    """Settle `plan` on all ranks of `world` by a step of `model`, of which nothing stays, on this rank's inputs.
+    Collective."""
+    if len(inputs):
+        buffers = copies_of_buffers(model)
+        if not model.training:
+            model.train()
+        with within():
+            scores = model(inputs)
+            loss = classification_loss(scores, blank_labels(scores))
+        loss.backward()  # type: ignore[no-untyped-call]
+        restore_buffers(buffers)
+        model.zero_grad(set_to_none=True)
+        release_free_memory()
+    plan.freeze(merge(world.all_gather_object(plan.measured)))
+
+
+def seed_of_step(seed: int, step: int, rank: int) -> int:
+    """Return the seed of the random numbers of a rank's step."""
+    return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> 1)
 
 
 class Recorder:

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -32,7 +30,6 @@ from unisono.asynchronous.server import Replay, Server
 from unisono.asynchronous.serving import Budget
 from unisono.data.loading import Batch
 from unisono.errors import StallError
-from unisono.mpi import MPI
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.schedules.pieces import bounds
 from unisono.step import program
@@ -41,11 +38,12 @@ from unisono.training.accuracy import Accuracy, LossSum, accuracy_of
 from unisono.training.checkpoint.files import copied, save
 from unisono.training.checkpoint.layout import Checkpoint
 from unisono.training.measures import result_rows
-from unisono.training.player import CopyState, Draw, Event, EventPlayer, Save, Snapshot, Timer, TrainStep, seed_of_step
+from unisono.training.player import CopyState, Draw, Event, EventPlayer, Save, TrainStep
 from unisono.training.recipe import Recipe, rate_at
-from unisono.training.signals import STOPPED, SignalHandlers
+from unisono.training.run_directory import Process, own_process
+from unisono.training.signals import STOPPED, SignalHandlers, Timer
 from unisono.training.state import RunPoint, load_rank
-from unisono.training.trainer import KINDS
+from unisono.training.trainer import KINDS, seed_of_step
 from unisono.uncaught import THREAD_PREFIX
 
 if TYPE_CHECKING:
@@ -77,10 +75,9 @@ class WorkerPlayer(EventPlayer):
         elif source is not None:
             self._beginning = run.world.call_on_root(lambda: cut.begin_replay(self.links.seats, source))
         run.began -= self._beginning.seconds
-        run.notes += [*self._beginning.notes, *describe_seats(run, self.rule)]
+        run.notes += [*self._beginning.notes, *cut.describe_seats(run, self.rule)]
 
     def train(self) -> int:
-        """Train as worker or serve, or both. Return the exit code."""
         run, trains = self.run, self.worker < self.links.seats.workers
         processes = run.world.all_gather_object(own_process())
         if run.world.rank == 0:
@@ -112,8 +109,7 @@ class WorkerPlayer(EventPlayer):
             for _ in range(workers)
         ]
         buffers = reducer.buffers.flat.clone() if layout.buffers else None
-        hosts = enumerate(processes[:workers])
-        here = {worker: process for worker, (host, process, _) in hosts if host == socket.gethostname()}
+        here = {worker: process.process for worker, process in enumerate(processes[:workers]) if process.is_here}
         recorded, trains = self._beginning.recorded, self.worker < workers
         return Server(
             rule,
@@ -216,13 +212,13 @@ class WorkerPlayer(EventPlayer):
                     orders |= Order.STOP
                 now.known, now.samples = reply.samples, 0
                 if orders & Order.SAVE:
-                    yield Snapshot(reply.cut, cut.WorkerCounters(header.step, header.samples, header.loss, known))
+                    sent = cut.WorkerCounters(header.step, header.samples, header.loss, known)
+                    yield CopyState(RunPoint(step=reply.cut), sent)
                 if orders & Order.CENTRE:
                     yield Save(RunPoint(reply.epoch, step=reply.cut), tests=bool(reply.ended))
             now.step, now.samples = now.step + 1, now.samples + self._made
 
     def draw(self, event: Draw) -> Iterator[Batch]:
-        """Return batches of this worker's own."""
         return self.feed.own_batches(self.batch, event.done)
 
     def step(self, event: TrainStep) -> int:
@@ -242,14 +238,13 @@ class WorkerPlayer(EventPlayer):
             self._replies = self.exchange.replies()
         return self._made
 
-    def copy_state(self, event: Snapshot | CopyState) -> None:
-        """Write this worker's state as it was when it sent the header."""
-        assert isinstance(event, Snapshot), "a worker by itself has no others"
+    def copy_state(self, event: CopyState) -> None:
+        assert event.counters is not None, "a worker copies its own state"
         trainer = self.run.trainer
         trainer.wait()
         # taken by the updates' thread, before what came was applied: the wait is for that thread
         assert self.exchange.snapshot is not None, "it is taken when all servers have replied"
-        state = Checkpoint(event.cut, **self.exchange.snapshot, progress=asdict(event.counters))
+        state = Checkpoint(event.point.step, **self.exchange.snapshot, progress=asdict(event.counters))
         with trainer.span("write", "checkpoint"):
             save(cut.worker_folder(self.run.home, self.worker), state)
 
@@ -258,12 +253,10 @@ class WorkerPlayer(EventPlayer):
         return self.run.trainer.reducer.weights.centre(self.exchange.centre, self.exchange.centre_buffers)
 
     def checkpoint(self, event: Save) -> Checkpoint:
-        """Return the centre."""
         weights = copied(self.run.trainer.model.state_dict())
         return cut.centre_checkpoint(event.point.step, weights, self._replies, self.run.feed.fingerprint)
 
     def report_saved(self, event: Save) -> None:
-        """Log a centre that was saved within an epoch."""
         if not event.tests:
             self.run.display.log(f"saved the centre after {event.point.step} steps of all workers")
 
@@ -291,9 +284,8 @@ class WorkerPlayer(EventPlayer):
         return rate_at(self.run.recipe.optimizer, epoch, training.epochs, self.batch)
 
     def _header(self, kind: Kind) -> WorkerHeader:
-        now, seconds = self.counters, self.run.trainer.recorder.split()
-        times = tuple(seconds[name] for name in KINDS)
-        return WorkerHeader(kind, now.step, now.samples, self.losses.total, self._take_request(), times)
+        now, seconds = self.counters, tuple(self.run.trainer.recorder.split().values())
+        return WorkerHeader(kind, now.step, now.samples, self.losses.total, self._take_request(), seconds)
 
     def _copy_state(self) -> dict[str, Any]:
         """Return copies of this worker's weights and optimizer state, before what came is applied; buffers and extra
@@ -322,7 +314,6 @@ class WorkerPlayer(EventPlayer):
         save(self.run.home / run_directory.CHECKPOINTS, checkpoint)
 
     def _test(self) -> Accuracy:
-        """Return the accuracy of the model on the whole test set."""
         run = self.run
         with run.trainer.span("evaluation", "evaluation"):
             source = self.feed.test_batches(run.recipe.training.batch, alone=True)
@@ -360,7 +351,6 @@ class WorkerPlayer(EventPlayer):
 
     def _fetch(self) -> None:
         """Store and evaluate the final centre."""
-        began = time.perf_counter()
         run, header = self.run, self._header(Kind.FETCH)
         server_of = self.rule.server_of(run.trainer.reducer.programs.layout())
         replies = []
@@ -380,42 +370,18 @@ class WorkerPlayer(EventPlayer):
         rows = [*result_rows(results), ("steps of all workers", f"{final.cut}"), ("time", f"{final.elapsed:.2f} s")]
         run.display.end(rows, dict(zip(KINDS, final.seconds, strict=True)))
         run.report_last(results)
-        run.trainer.recorder.add("waiting", time.perf_counter() - began)
-
-
-Process = tuple[str, int, str]
-"""Host and number of a rank's process, and when it began: a number is given again."""
-
-
-def own_process() -> Process:
-    """Return this process."""
-    return socket.gethostname(), os.getpid(), run_directory.born(os.getpid())
-
-
-def describe_seats(run: Run, rule: BaseAsynchronousRule) -> list[str]:
-    """Return lines on workers and servers, and on what the death of a rank means here."""
-    workers, servers = rule.seats(run.world.size)
-    place = "rank of its own" if rule.server == "rank" else "thread beside a worker"
-    lines = [f"{workers} workers, {servers} server{'s' * (servers > 1)}, each a {place}; nobody waits for others"]
-    if survives_deaths():
-        lines.append("a worker that dies does not end the others")
-    elif run.world.size > 1:
-        lines.append(
-            f"{MPI.get_vendor()[0]} as started here ends all ranks when one dies; with Open MPI's "
-            "mpirun --with-ft ulfm the others go on"
-        )
-    return lines
 
 
 def leave(run: Run, server: Server | None, processes: Sequence[Process], code: int) -> int:
     """Return the exit code, or end this process where ranks have died and nothing can be done together."""
     gone = set[int]() if server is None else server.gone
     if survives_deaths():
-        for host, process, began in (processes[worker] for worker in gone):
-            # it may be stopped: the launcher would wait for it
-            if host == socket.gethostname() and run_directory.born(process) == began:
+        for process in (processes[worker] for worker in gone):
+            if (
+                process.is_here and process.born and process.may_live
+            ):  # it may be stopped: the launcher would wait for it
                 with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
+                    os.kill(process.process, signal.SIGKILL)
         if run.timeline is not None:
             run.display.log("no timeline is written: under mpirun --with-ft ulfm each rank ends by itself")
         exit_at_once(run.world.rank, code)

@@ -16,6 +16,7 @@ from unisono.placement import one_rank_per_node
 from unisono.training import memory_copies
 from unisono.training.checkpoint.files import load_newest
 from unisono.training.checkpoint.layout import step_of
+from unisono.training.player import TogetherPlayer
 from unisono.training.recipe import Recipe, parse_recipe
 from unisono.training.run import TrainOptions, train
 from unisono.world import World
@@ -171,6 +172,20 @@ def test_a_run_whose_ranks_differ_resumes_bit_for_bit_on_as_many_and_from_common
 
     group.call_on_root(check)
     alone.free()
+
+
+def test_an_interrupted_run_says_how_it_is_resumed(
+    group: World, packs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = group.call_on_root(lambda: tmp_path) / "run"
+
+    def interrupted(_: TogetherPlayer) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TogetherPlayer, "train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe_of(packs), group, TrainOptions(home))
+    assert (f"resume with: unisono train --resume {home}\n" in capsys.readouterr().out) == (group.rank == 0)
 
 
 @pytest.mark.parametrize(("rule", "hold"), [("bsp", "even"), ("sharded", "whole")])

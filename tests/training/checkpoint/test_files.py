@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from unisono.errors import CheckpointError
-from unisono.training.checkpoint.files import load_newest, load_step, remove_newer, rename_damaged, save
-from unisono.training.checkpoint.layout import CHECKPOINTS_KEPT, Checkpoint, checkpoint_names, step_of
+from unisono.training.checkpoint.files import discard_newer, load_first, load_newest, remove_newer, save
+from unisono.training.checkpoint.layout import CHECKPOINTS_KEPT, Checkpoint, checkpoint_names
 
 Trained = Callable[..., Checkpoint]
 
@@ -97,7 +97,7 @@ def test_an_incomplete_checkpoint_is_renamed(tmp_path: Path, trained: Trained) -
     for new in ("step-000000002.torn", "step-000000002.torn-2"):
         (save(tmp_path, trained(2)) / "manifest.json").unlink()
         _, damaged = load_newest(tmp_path)
-        assert rename_damaged(tmp_path, damaged) == [new]
+        assert f"it is now {new}, " in discard_newer(tmp_path, 1, damaged)[0]
         assert (tmp_path / new / "weights.safetensors").is_file()
         assert load_newest(tmp_path)[1] == []
     save(tmp_path, trained(2))
@@ -270,7 +270,7 @@ def test_others_that_write_at_the_same_time_are_left_alone(tmp_path: Path, train
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda checkpoint: save(tmp_path, checkpoint), [trained(step) for step in range(10, 90, 5)]))
     assert checkpoint_names(tmp_path)[-3:] == ["step-000000075", "step-000000080", "step-000000085"]
-    assert all(load_step(tmp_path, step_of(name)) is not None for name in checkpoint_names(tmp_path))
+    assert all(load_first(tmp_path, [name])[0] is not None for name in checkpoint_names(tmp_path))
     assert [path.name for path in tmp_path.glob(".*")] == [".step-000000007.tmp"]
 
 

@@ -13,7 +13,6 @@ from unisono.data.options import DataOptions
 from unisono.errors import UsageError
 from unisono.training.scoring.evaluate import forward_of
 from unisono.training.scoring.predict import (
-    FilePrediction,
     most_probable,
     open_inputs,
     predict,
@@ -36,17 +35,16 @@ def test_each_file_has_a_prediction_or_an_error(tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("white.png", "missing.png", "text.png", "black.png")]
     forward = forward_of(Brightness(), torch.float64, nullcontext, PROCESSOR)
     predictions = list(predict(forward, open_inputs(DataOptions(), ""), files, 2))
-    assert [prediction.file for prediction in predictions] == files
     white, missing, text, black = predictions
-    assert [prediction.broken for prediction in predictions] == [False, True, True, False]
-    (first, second), (third, fourth) = white.data["classes"], black.data["classes"]
+    assert ["error" in data for _, data in predictions] == [False, True, True, False]
+    (first, second), (third, fourth) = white[1]["classes"], black[1]["classes"]
     assert [first["class"], second["class"]] == ["3", "4"]
     assert first["probability"] / second["probability"] == pytest.approx(np.exp(2))
     assert third["probability"] == pytest.approx(fourth["probability"])
-    assert white.line == f"3 {first['probability']:.2%}  4 {second['probability']:.2%}"
+    assert white[0] == f"3 {first['probability']:.2%}  4 {second['probability']:.2%}"
     reason = "No such file or directory; give the path of a file that can be read"
-    assert missing == FilePrediction(files[1], reason, {"error": reason}, broken=True)
-    assert text.line.startswith("it is no image in a format that Pillow knows; the run takes images")
+    assert missing == (reason, {"error": reason})
+    assert text[0].startswith("it is no image in a format that Pillow knows; the run takes images")
 
 
 NAMES = ("a", "b", "c")

@@ -23,7 +23,6 @@ from unisono.training.scoring.predict import (
     TextInputs,
     context_after,
     cut_windows,
-    predict_text,
     quoted,
     token_text,
     tokenizer_of,
@@ -61,7 +60,7 @@ def tokens_of(text: str) -> torch.Tensor:
 def predicted(network: torch.nn.Module, text: str, batch: int = 2, nbytes: int | None = None) -> Prediction:
     forward = forward_of(network, torch.float64, nullcontext, PROCESSOR)
     size = len(text.encode()) if nbytes is None else nbytes
-    return predict_text(forward, tokens_of(text), size, BYTES, WINDOW, 2, batch)
+    return TextInputs(index_of(BYTES.tokens), "", batch).predict_tokens(forward, tokens_of(text), size, 2)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 99])

@@ -11,29 +11,29 @@ from hypothesis import strategies as st
 
 from unisono.errors import RecipeError
 from unisono.training.recipe import find_recipe
-from unisono.training.sweep.grid import MAX_NAME_CHARACTERS, Grid, GridAxis, parse_grid, read_recipes
+from unisono.training.sweep.grid import MAX_NAME_CHARACTERS, Grid, parse_grid, read_recipes
 
 DIGITS = find_recipe(Path("digits"))
 
 values = st.text("abcXYZ019._-+:/é ", min_size=1, max_size=40).map(str.strip).filter(bool)
 keys = st.from_regex(r"[a-z_]{1,9}(\.[a-z_]{1,9})?", fullmatch=True)
-axes = st.builds(GridAxis, keys, st.lists(values, min_size=1, max_size=4, unique=True).map(tuple))
+axes = st.lists(values, min_size=1, max_size=4, unique=True).map(tuple)
 grids = (
-    st.lists(axes, min_size=1, max_size=4, unique_by=lambda axis: axis.key)
-    .filter(lambda several: any(len(axis.values) > 1 for axis in several))
-    .map(lambda several: Grid(tuple(several)))
+    st.dictionaries(keys, axes, min_size=1, max_size=4)
+    .filter(lambda several: any(len(values) > 1 for values in several.values()))
+    .map(Grid)
 )
 
 
 @given(grids)
 def test_the_grid_is_the_product_of_its_axes_in_order(grid: Grid) -> None:
     points = grid.points()
-    assert len(points) == math.prod(len(axis.values) for axis in grid.axes)
+    assert len(points) == math.prod(map(len, grid.axes.values()))
     assert [point.changes for point in points] == [
-        tuple(f"{axis.key}={value}" for axis, value in zip(grid.axes, values, strict=True))
-        for values in itertools.product(*(axis.values for axis in grid.axes))
+        tuple(f"{key}={value}" for key, value in zip(grid.axes, values, strict=True))
+        for values in itertools.product(*grid.axes.values())
     ]
-    assert [point.values for point in points] == list(itertools.product(*(axis.values for axis in grid.swept)))
+    assert [point.values for point in points] == list(itertools.product(*grid.swept.values()))
 
 
 @given(grids)
@@ -48,7 +48,8 @@ def test_names_are_unique_folders_that_sort_in_order(grid: Grid) -> None:
 
 @given(grids)
 def test_a_grid_is_read_from_the_options_that_describe_it(grid: Grid) -> None:
-    assert parse_grid([f"{axis.key} = {' , '.join(axis.values)}" for axis in grid.axes]) == grid
+    read = parse_grid([f"{key} = {' , '.join(values)}" for key, values in grid.axes.items()])
+    assert list(read.axes.items()) == list(grid.axes.items())
 
 
 def test_names_have_the_swept_keys_only() -> None:
@@ -69,7 +70,7 @@ def test_keys_with_the_same_end_are_named_whole() -> None:
 
 
 def test_a_key_of_an_older_recipe_gets_its_current_name() -> None:
-    assert parse_grid(["exchange.embedding=chain,funnel"]).swept[0].key == "rule.overlap"
+    assert list(parse_grid(["exchange.embedding=chain,funnel"]).swept) == ["rule.overlap"]
     with pytest.raises(RecipeError, match=r"rule\.overlap is set twice"):
         parse_grid(["exchange.embedding=chain,funnel", "rule.overlap=none"])
 

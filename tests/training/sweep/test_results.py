@@ -15,14 +15,13 @@ from unisono.training.sweep.grid import Grid, RunOutcome, RunStatus, Sweep, pars
 from unisono.training.sweep.results import (
     RunGroup,
     RunResult,
-    axes_beside_seed,
     best_of,
     grouped,
     heat_maps,
+    keys_beside_seed,
     results_of,
     run_table,
     shared_measure,
-    sweeps_seeds,
     tables,
     to_json,
     to_markdown,
@@ -202,7 +201,7 @@ def test_the_best_run_is_one_that_ended_and_the_quicker_of_equal_ones() -> None:
 
 
 def over_seeds(grid: Grid, runs: Sequence[RunResult]) -> list[RunGroup]:
-    return grouped(grid, runs, axes_beside_seed(grid))
+    return grouped(grid, runs, keys_beside_seed(grid))
 
 
 def test_statistics_over_seeds() -> None:
@@ -219,7 +218,6 @@ def test_statistics_over_seeds() -> None:
 
 def test_without_swept_seeds_there_are_no_statistics(planned: Plan) -> None:
     sweep = planned("rule.every=1,4", "training.seed=1")
-    assert not sweeps_seeds(sweep.grid)
     assert len(tables(sweep.grid, [])) == 1
     assert "seeds" not in json.loads(to_json(sweep, results(sweep.grid, [0.5, 0.75])))
 

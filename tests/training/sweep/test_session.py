@@ -10,7 +10,7 @@ import pytest
 
 from unisono.errors import UsageError, install_command
 from unisono.training.run_directory import RunLock
-from unisono.training.sweep.grid import Sweep
+from unisono.training.sweep.grid import Sweep, open_sweep
 from unisono.training.sweep.run import plan_given, run_session
 
 Plan = Callable[..., Sweep]
@@ -50,11 +50,11 @@ def test_the_same_command_continues(
     assert run_session(sweep, program) == 1
     Path("repaired").touch()
     for given, expected in (
-        (sweep, "1 have ended before, 1 are resumed"),
-        (Path("sweep"), "2 have ended before, 0 are"),
+        (lambda: sweep, "1 have ended before, 1 are resumed"),
+        (lambda: open_sweep(Path("sweep"))[0], "2 have ended before, 0 are"),
     ):
         capsys.readouterr()
-        assert run_session(given, program) == 0
+        assert run_session(given(), program) == 0
         assert expected in capsys.readouterr().out
     assert not Path("sweep/heat_map.svg").exists()
 
@@ -94,7 +94,7 @@ def test_a_folder_that_cannot_be_made_is_named(program: tuple[str, ...], planned
     with pytest.raises(UsageError, match="cannot create the sweep's folder sweep: File exists"):
         run_session(planned("optimizer.learning_rate=0.1,0.2"), program)
     with pytest.raises(UsageError, match="nowhere holds no sweep"):
-        run_session(Path("nowhere"), program)
+        open_sweep(Path("nowhere"))
     assert not Path("nowhere").exists()
 
 

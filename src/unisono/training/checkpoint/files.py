@@ -64,28 +64,6 @@ def load_first(folder: Path, names: Sequence[str]) -> tuple[Checkpoint | None, l
     return None, damaged
 
 
-def load_step(folder: Path, step: int) -> Checkpoint | None:
-    """Return the checkpoint of a step in `folder`; None where it is absent or damaged. Raises CheckpointError where it
-    cannot be read."""
-    if checkpoint_name(step) in checkpoint_names(folder):
-        with suppress(DamagedCheckpointError):
-            return _load(folder / checkpoint_name(step))
-    return None
-
-
-def rename_damaged(folder: Path, damaged: Sequence[DamagedCheckpointError]) -> list[str]:
-    """Rename damaged checkpoints, so that none is read as a checkpoint again. Return their new names."""
-    renamed = []
-    for name in (error.name for error in damaged):
-        new, count = f"{name}{layout.DAMAGED_SUFFIX}", 1
-        while os.path.lexists(folder / new):
-            count += 1
-            new = f"{name}{layout.DAMAGED_SUFFIX}-{count}"
-        (folder / name).rename(folder / new)
-        renamed.append(new)
-    return renamed
-
-
 def _load(path: Path) -> Checkpoint:
     """Read a checkpoint to its end. Raises DamagedCheckpointError, and CheckpointError where it cannot be read."""
     manifest = layout.read_manifest(path)
@@ -199,12 +177,17 @@ def remove_newer(folder: Path, step: int) -> list[str]:
 def discard_newer(folder: Path, step: int, damaged: Sequence[DamagedCheckpointError]) -> list[str]:
     """Remove what is newer than the checkpoint of `step`, or half written, and rename damaged ones. Return lines to
     log. Raises CheckpointError where the disk refuses."""
+    notes = []
     with naming_os_errors(
         f"cannot rename a damaged checkpoint in {folder}", CheckpointError, "; rename it, then resume again"
     ):
-        renamed = rename_damaged(folder, damaged)
-    moved = zip(damaged, renamed, strict=True)
-    notes = [f"{damage}; it is now {new}, and the previous one is used" for damage, new in moved]
+        for damage in damaged:
+            new, count = f"{damage.name}{layout.DAMAGED_SUFFIX}", 1
+            while os.path.lexists(folder / new):
+                count += 1
+                new = f"{damage.name}{layout.DAMAGED_SUFFIX}-{count}"
+            (folder / damage.name).rename(folder / new)
+            notes.append(f"{damage}; it is now {new}, and the previous one is used")
     if removed := remove_newer(folder, step):
         lacking = f"not all workers had left a snapshot for {', '.join(removed)}"
         notes.append(f"{lacking}: removed, and an earlier checkpoint is used")

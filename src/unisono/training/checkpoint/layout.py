@@ -45,7 +45,6 @@ class Checkpoint:
     weights: dict[str, Any]
     """The model's state_dict: tensors, and the results of its modules' `get_extra_state`."""
     optimizer: dict[str, Any]
-    """The optimizer's state_dict."""
     progress: dict[str, Any]
     """Further state of the run, as JSON values."""
 
@@ -144,11 +143,9 @@ def reading(path: Path, errors: type[Exception] = OSError) -> Iterator[None]:
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def manifest_digest(manifest: dict[str, Any]) -> str:
-    """Return the SHA-256 of a manifest's entries."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

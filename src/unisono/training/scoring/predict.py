@@ -28,10 +28,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from unisono.data.builtin import BUILTIN_DATASETS
 from unisono.data.kinds import KINDS, RAW, find_kind
@@ -59,28 +60,18 @@ Prediction = tuple[str, dict[str, Any]]
 """Prediction of a network for the contents of a file, as a line and as data for JSON."""
 
 
-class FilePrediction(NamedTuple):
-    """Prediction of a file, or the reason why it has none, as a line and as data for JSON."""
-
-    file: Path
-    line: str
-    data: dict[str, Any]
-    broken: bool = False
-    """True where the file cannot be read."""
-
-
 def predict(
     forward: Forward, inputs: FileInputs | TextInputs, files: Iterable[Path], most: int
-) -> Iterator[FilePrediction]:
-    """Yield the prediction of each file by a network in evaluation mode, or an error; `most` classes are named."""
+) -> Iterator[Prediction]:
+    """Yield the prediction of each file by a network in evaluation mode, or its "error"; `most` classes are named."""
     for file in files:
         try:
-            yield FilePrediction(file, *inputs.predict(forward, file, most))
+            yield inputs.predict(forward, file, most)
         except (OSError, DecodeError) as error:
             reason = str(error)
             if isinstance(error, OSError):
                 reason = f"{error.strerror or error}; give the path of a file that can be read"
-            yield FilePrediction(file, reason, {"error": reason}, broken=True)
+            yield reason, {"error": reason}
 
 
 def most_probable(scores: torch.Tensor, name_of: Callable[[int], str], most: int) -> list[tuple[str, float]]:
@@ -179,38 +170,33 @@ class TextInputs(InputFacts):
         tokens = torch.from_numpy(self._tokenizer.encode(text))
         if not len(tokens):
             raise DecodeError("it is empty; the run takes texts in UTF-8")
-        return predict_text(forward, tokens, len(text.encode()), self._tokenizer, self.channels, most, self._batch)
+        return self.predict_tokens(forward, tokens, len(text.encode()), most)
 
-
-def predict_text(
-    forward: Forward, text: torch.Tensor, nbytes: int, tokenizer: Tokenizer, window: int, most: int, batch: int
-) -> Prediction:
-    """Return the loss of a text of tokens, int64, (tokens,), of `nbytes` bytes in UTF-8, and the tokens that follow it.
-
-    The network takes windows of `window` tokens, `batch` of them at once.
-    """
-    inputs, labels = cut_windows(text, tokenizer.end_of_text, window)
-    batches = zip(torch.split(inputs, batch), torch.split(labels, batch), strict=True)
-    scored = accuracy_of(sum_scores(forward, batches, None)[0], len(text))
-    context, last = context_after(text, tokenizer.end_of_text, window)
-    scores = forward(context).flatten(0, -2)[last, : len(tokenizer.tokens)]  # some have more, or rows of tokens
-    following = most_probable(scores, lambda token: token_text(tokenizer, token), most)
-    bits = scored.loss * len(text) / math.log(2) / nbytes
-    parts = [
-        f"{len(text):,} token{'s' * (len(text) > 1)}",
-        f"loss {scored.loss:.4f}",
-        f"perplexity {scored.perplexity:.2f}",
-        f"{bits:.4f} bits per byte",
-        f"next {'  '.join(f'{quoted(name)} {share:.2%}' for name, share in following)}",
-    ]
-    data = {
-        "tokens": len(text),
-        "loss": finite(scored.loss),
-        "perplexity": finite(scored.perplexity),
-        "bits_per_byte": finite(bits),
-        "next": [{"token": name, "probability": share} for name, share in following],
-    }
-    return "  ".join(parts), data
+    def predict_tokens(self, forward: Forward, text: torch.Tensor, nbytes: int, most: int) -> Prediction:
+        """Return the prediction of a text of tokens, int64, (tokens,), of `nbytes` bytes in UTF-8."""
+        tokenizer, window = self._tokenizer, self.channels
+        inputs, labels = cut_windows(text, tokenizer.end_of_text, window)
+        batches = zip(torch.split(inputs, self._batch), torch.split(labels, self._batch), strict=True)
+        scored = accuracy_of(sum_scores(forward, batches, None)[0], len(text))
+        context, last = context_after(text, tokenizer.end_of_text, window)
+        scores = forward(context).flatten(0, -2)[last, : len(tokenizer.tokens)]  # some have more, or rows of tokens
+        following = most_probable(scores, lambda token: token_text(tokenizer, token), most)
+        bits = scored.loss * len(text) / math.log(2) / nbytes
+        parts = [
+            f"{len(text):,} token{'s' * (len(text) > 1)}",
+            f"loss {scored.loss:.4f}",
+            f"perplexity {scored.perplexity:.2f}",
+            f"{bits:.4f} bits per byte",
+            f"next {'  '.join(f'{quoted(name)} {share:.2%}' for name, share in following)}",
+        ]
+        data = {
+            "tokens": len(text),
+            "loss": finite(scored.loss),
+            "perplexity": finite(scored.perplexity),
+            "bits_per_byte": finite(bits),
+            "next": [{"token": name, "probability": share} for name, share in following],
+        }
+        return "  ".join(parts), data
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
@@ -234,20 +220,15 @@ def quoted(text: str) -> str:
 
 def cut_windows(text: torch.Tensor, end_of_text: int, window: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the inputs and the labels of a text of tokens, int64, (tokens,): both (windows, window)."""
-    windows = -(-len(text) // window)
-    inputs = torch.full((windows * window,), end_of_text)
-    labels = torch.full((windows * window,), NO_LABEL)
-    inputs[1 : len(text)] = text[:-1]
-    labels[: len(text)] = text
-    return inputs.view(windows, window), labels.view(windows, window)
+    fill = 0, -len(text) % window
+    inputs, labels = pad(text[:-1], (1, fill[1]), value=end_of_text), pad(text, fill, value=NO_LABEL)
+    return inputs.view(-1, window), labels.view(-1, window)
 
 
 def context_after(text: torch.Tensor, end_of_text: int, window: int) -> tuple[torch.Tensor, int]:
     """Return the window before the token that follows a text, (1, window), and the place of its last token."""
-    known = torch.cat([torch.tensor([end_of_text]), text])[-window:]
-    inputs = torch.full((1, window), end_of_text)
-    inputs[0, : len(known)] = known
-    return inputs, len(known) - 1
+    known = pad(text, (1, 0), value=end_of_text)[-window:]
+    return pad(known, (0, window - len(known)), value=end_of_text)[None], len(known) - 1
 
 
 def tokenizer_of(index: Index, name: str) -> Tokenizer:

@@ -44,13 +44,6 @@ MAX_NAME_CHARACTERS = 120
 """Most characters of a point's name, which is the name of its folder."""
 
 
-class GridAxis(NamedTuple):
-    """Key of a recipe and its values, as text in the order given."""
-
-    key: str
-    values: tuple[str, ...]
-
-
 class GridPoint(NamedTuple):
     """One run: its value of each axis."""
 
@@ -68,30 +61,29 @@ class GridPoint(NamedTuple):
 class Grid:
     """Axes of a sweep, at least one of them with two values or more."""
 
-    axes: tuple[GridAxis, ...]
+    axes: Mapping[str, tuple[str, ...]]
+    """Keys of a recipe and their values, as text in the order given."""
 
     def __str__(self) -> str:
-        return " ".join(f"{axis.key}={','.join(axis.values)}" for axis in self.axes)
+        return " ".join(f"{key}={','.join(values)}" for key, values in self.axes.items())
 
     @property
-    def swept(self) -> tuple[GridAxis, ...]:
+    def swept(self) -> dict[str, tuple[str, ...]]:
         """Axes with two values or more."""
-        return tuple(axis for axis in self.axes if len(axis.values) > 1)
+        return {key: values for key, values in self.axes.items() if len(values) > 1}
 
     @property
     def short_keys(self) -> dict[str, str]:
         """Shortest unambiguous name of each swept key: the part behind the dot, or the whole key."""
-        keys = [axis.key for axis in self.swept]
-        ends = [key.rpartition(".")[2] for key in keys]
-        return {key: end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)}
+        ends = {key: key.rpartition(".")[2] for key in self.swept}
+        return {key: end if [*ends.values()].count(end) == 1 else key for key, end in ends.items()}
 
     def points(self) -> tuple[GridPoint, ...]:
-        """Return the points of the grid, in order."""
         short, points = self.short_keys, list[GridPoint]()
-        combinations = list(itertools.product(*(axis.values for axis in self.axes)))
+        combinations = list(itertools.product(*self.axes.values()))
         digits = len(str(len(combinations)))
         for index, values in enumerate(combinations, start=1):
-            settings = [(axis.key, value) for axis, value in zip(self.axes, values, strict=True)]
+            settings = list(zip(self.axes, values, strict=True))
             shown = [f"{short[key]}={value}" for key, value in settings if key in short]
             name = re.sub(r"[^\w.=+-]", "_", "-".join([f"{index:0{digits}}", *shown]), flags=re.ASCII)
             changes = tuple(f"{key}={value}" for key, value in settings)
@@ -104,7 +96,7 @@ class Grid:
 def parse_grid(changes: Sequence[str]) -> Grid:
     """Return the grid of options of the form key=a,b,c. Raises RecipeError naming the option where its form is wrong, a
     key or a value is there twice, or nothing is swept."""
-    axes: dict[str, GridAxis] = {}
+    axes: dict[str, tuple[str, ...]] = {}
     for given in changes:
         key, equals, text = (part.strip() for part in renamed_change(given).partition("="))
         if not equals or not key:
@@ -114,8 +106,8 @@ def parse_grid(changes: Sequence[str]) -> Grid:
             _check_value(given, value, values)
         if key in axes:
             raise RecipeError(f"--set {given}: {key} is set twice; use one --set {key}=a,b")
-        axes[key] = GridAxis(key, values)
-    grid = Grid(tuple(axes.values()))
+        axes[key] = values
+    grid = Grid(axes)
     if not grid.swept:
         raise RecipeError(
             "nothing to sweep: no --set has several values, as in --set optimizer.learning_rate=0.05,0.1; "
@@ -139,7 +131,7 @@ def _check_value(given: str, value: str, values: Sequence[str]) -> None:
 def read_recipes(path: Path, grid: Grid, ranks: int | None = None) -> dict[str, Recipe]:
     """Return the recipe of each point, by the point's name; `ranks` overrides theirs. Raises RecipeError for an unknown
     key, a wrong value, a recipe that its ranks cannot run, and two equal points."""
-    if ranks is not None and any(axis.key == "ranks" for axis in grid.axes):
+    if ranks is not None and "ranks" in grid.axes:
         raise RecipeError(f"--ranks {ranks}, but --set gives ranks too; omit one of them")
     more = [] if ranks is None else [f"ranks={ranks}"]
     points: dict[Recipe, GridPoint] = {}
@@ -212,7 +204,7 @@ def open_sweep(folder: Path) -> tuple[Sweep, Outcomes]:
     path = folder / SWEEP
     try:
         content = json.loads(path.read_text())
-        grid = Grid(tuple(GridAxis(key, tuple(values)) for key, values in content["grid"].items()))
+        grid = Grid({key: tuple(values) for key, values in content["grid"].items()})
         outcomes = {
             run["name"]: RunOutcome(RunStatus(run["status"]), run["exit_code"], run["error"]) for run in content["runs"]
         }
@@ -250,7 +242,7 @@ def create_or_open(given: Sweep) -> tuple[Sweep, Outcomes]:
 def check_same(stored: Sweep, given: Sweep) -> None:
     """Raise UsageError, naming the difference, where the sweep on the disk is not the one that was given."""
     remedy = f"resume it with --resume {stored.folder}, or start this one in another --folder"
-    if stored.grid != given.grid:
+    if list(stored.grid.axes.items()) != list(given.grid.axes.items()):
         raise UsageError(f"{stored.folder} holds a sweep over {stored.grid}, not {given.grid}; {remedy}")
     for name, recipe in given.recipes.items():
         old, new = flat(to_dict(stored.recipes[name])), flat(to_dict(recipe))

@@ -12,7 +12,7 @@ import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
@@ -23,7 +23,7 @@ from unisono.tables import flat
 from unisono.training.measures import ACCURACY, Curve, Measure, curve_of, finite, measure_of
 from unisono.training.recipe import to_dict
 from unisono.training.run_directory import read_metrics
-from unisono.training.sweep.grid import OUTPUT, Grid, GridAxis, GridPoint, RunOutcome, RunStatus, Sweep
+from unisono.training.sweep.grid import OUTPUT, Grid, GridPoint, RunOutcome, RunStatus, Sweep
 from unisono.view.heat_map import HeatCell, HeatMap
 
 SEED, NONE = "training.seed", "–"
@@ -93,9 +93,9 @@ class RunGroup(NamedTuple):
         return statistics.stdev(self.finals) if known else None
 
 
-def grouped(grid: Grid, results: Sequence[RunResult], axes: Sequence[GridAxis]) -> list[RunGroup]:
-    """Return a group for each combination of values of these swept axes, in the order of the grid."""
-    indexes = [grid.swept.index(axis) for axis in axes]
+def grouped(grid: Grid, results: Sequence[RunResult], keys: Collection[str]) -> list[RunGroup]:
+    """Return a group for each combination of values of these swept keys, in the order of the grid."""
+    indexes = [index for index, key in enumerate(grid.swept) if key in keys]
     groups: defaultdict[tuple[str, ...], list[RunResult]] = defaultdict(list)
     for result in results:
         groups[tuple(result.point.values[index] for index in indexes)].append(result)
@@ -105,12 +105,8 @@ def grouped(grid: Grid, results: Sequence[RunResult], axes: Sequence[GridAxis]) 
     ]
 
 
-def axes_beside_seed(grid: Grid) -> list[GridAxis]:
-    return [axis for axis in grid.swept if axis.key != SEED]
-
-
-def sweeps_seeds(grid: Grid) -> bool:
-    return len(axes_beside_seed(grid)) < len(grid.swept)
+def keys_beside_seed(grid: Grid) -> list[str]:
+    return [key for key in grid.swept if key != SEED]
 
 
 def to_json(sweep: Sweep, results: Sequence[RunResult]) -> str:
@@ -122,8 +118,7 @@ def to_json(sweep: Sweep, results: Sequence[RunResult]) -> str:
         settings = to_dict(sweep.recipes[result.point.name])
         flattened = flat(settings)  # a layer's name may have dots
         values = {
-            axis.key: flattened[axis.key] if axis.key in flattened else reduce(getitem, axis.key.split("."), settings)
-            for axis in grid.axes
+            key: flattened[key] if key in flattened else reduce(getitem, key.split("."), settings) for key in grid.axes
         }
         runs.append({"name": result.point.name, "values": values, **result.outcome._asdict()})
         if (curve := result.curve) is not None:
@@ -136,21 +131,21 @@ def to_json(sweep: Sweep, results: Sequence[RunResult]) -> str:
                 "samples_per_second": result.speed,
             }
     content: dict[str, Any] = {
-        "grid": {axis.key: axis.values for axis in grid.axes},
+        "grid": grid.axes,
         "best": None if best is None else best.point.name,
         "runs": runs,
     }
-    if sweeps_seeds(grid):
-        axes = axes_beside_seed(grid)
+    if SEED in grid.swept:
+        keys = keys_beside_seed(grid)
         content["seeds"] = [
             {
-                "values": {axis.key: value for axis, value in zip(axes, group.values, strict=True)},
+                "values": dict(zip(keys, group.values, strict=True)),
                 f"test_{measure.plural}": list(map(finite, group.finals)),
                 "mean": finite(group.mean),
                 "std": group.std,
                 "runs": group.runs,
             }
-            for group in grouped(grid, results, axes)
+            for group in grouped(grid, results, keys)
         ]
     return json.dumps(content, indent=2) + "\n"
 
@@ -167,7 +162,7 @@ class ReportTable(NamedTuple):
 
 def tables(grid: Grid, results: Sequence[RunResult]) -> list[ReportTable]:
     """Return the tables of the report: of the runs, and of mean and spread over seeds where they are swept."""
-    return [run_table(grid, results), *([seed_table(grid, results)] if sweeps_seeds(grid) else [])]
+    return [run_table(grid, results), *([seed_table(grid, results)] if SEED in grid.swept else [])]
 
 
 def run_table(grid: Grid, results: Sequence[RunResult]) -> ReportTable:
@@ -185,21 +180,22 @@ def run_table(grid: Grid, results: Sequence[RunResult]) -> ReportTable:
 
 
 def seed_table(grid: Grid, results: Sequence[RunResult]) -> ReportTable:
-    axes, measure = axes_beside_seed(grid), shared_measure(results)
-    groups, keys = grouped(grid, results, axes), [grid.short_keys[axis.key] for axis in axes]
+    keys, measure = keys_beside_seed(grid), shared_measure(results)
+    groups = grouped(grid, results, keys)
     rows = []
     for group in groups:
         mean, std = (NONE if value is None else measure.words(value) for value in (group.mean, group.std))
         extent = f"{measure.words(min(group.finals))} to {measure.words(max(group.finals))}" if group.finals else NONE
         rows.append((*group.values, mean, std, extent, f"{len(group.finals)} of {group.runs}"))
     known = [(measure.merit(group.mean), -index) for index, group in enumerate(groups) if group.mean is not None]
-    header = (*keys, f"mean {measure.title}", "standard deviation", "range", "seeds")
+    header = (*(grid.short_keys[key] for key in keys), f"mean {measure.title}", "standard deviation", "range", "seeds")
     return ReportTable("Over seeds", header, tuple(rows), -max(known)[1] if known else None)
 
 
 def to_markdown(sweep: Sweep, results: Sequence[RunResult], diagrams: Sequence[str]) -> str:
     """Return the report as a page, with the names of the diagrams beside it."""
-    lines = [f"# Sweep of {sweep.name}", "", *(f"- `{axis.key}`: {', '.join(axis.values)}" for axis in sweep.grid.axes)]
+    axes = sweep.grid.axes
+    lines = [f"# Sweep of {sweep.name}", "", *(f"- `{key}`: {', '.join(values)}" for key, values in axes.items())]
     for table in tables(sweep.grid, results):
         rows = [[f"**{cell}**" for cell in row] if index == table.best else row for index, row in enumerate(table.rows)]
         lines += ["", f"## {table.title}", "", *markdown_table(table.header, rows, left=[len(table.header) - 1])]
@@ -215,11 +211,11 @@ def to_markdown(sweep: Sweep, results: Sequence[RunResult], diagrams: Sequence[s
 def heat_maps(grid: Grid, results: Sequence[RunResult]) -> list[HeatMap]:
     """Return the heat maps of a sweep: none where less than two keys are swept. Where the seed is swept with at least
     two other keys, cells have the mean over seeds."""
-    axes = axes_beside_seed(grid) if len(grid.swept) > 2 else grid.swept
-    if len(axes) < 2:
+    keys = keys_beside_seed(grid) if len(grid.swept) > 2 else list(grid.swept)
+    if len(keys) < 2:
         return []
-    short, measure, (down, across, *others) = grid.short_keys, shared_measure(results), axes
-    means = {group.values: group.mean for group in grouped(grid, results, axes)}
+    short, measure, (down, across, *others) = grid.short_keys, shared_measure(results), keys
+    means = {group.values: group.mean for group in grouped(grid, results, keys)}
     known = [measure.merit(mean) for mean in means.values() if mean is not None and math.isfinite(mean)]
 
     def cell(mean: float | None) -> HeatCell:
@@ -230,11 +226,11 @@ def heat_maps(grid: Grid, results: Sequence[RunResult]) -> list[HeatMap]:
 
     return [
         HeatMap(
-            ", ".join(f"{short[axis.key]} = {value}" for axis, value in zip(others, rest, strict=True)),
-            (short[down.key], short[across.key]),
-            down.values,
-            across.values,
-            [[cell(means[row, column, *rest]) for column in across.values] for row in down.values],
+            ", ".join(f"{short[key]} = {value}" for key, value in zip(others, rest, strict=True)),
+            (short[down], short[across]),
+            grid.axes[down],
+            grid.axes[across],
+            [[cell(means[row, column, *rest]) for column in grid.axes[across]] for row in grid.axes[down]],
         )
         for rest in dict.fromkeys(values[2:] for values in means)
     ]

@@ -31,12 +31,12 @@ from unisono.training.run_directory import RunLock, replace_file
 from unisono.training.sweep import grid
 from unisono.training.sweep.grid import OUTPUT, GridPoint, Outcomes, RunOutcome, RunStatus, Sweep
 from unisono.training.sweep.results import (
+    SEED,
     ReportTable,
     RunResult,
     heat_maps,
     results_of,
     shared_measure,
-    sweeps_seeds,
     tables,
     to_json,
     to_markdown,
@@ -105,7 +105,6 @@ def _run(sweep: Sweep, point: GridPoint, program: Sequence[str], signals: StopSi
 
 
 def outcome_of(code: int, output: str) -> RunOutcome:
-    """Return the outcome of a run that ended with an exit code."""
     if code == 0:
         return RunOutcome(RunStatus.ENDED, code)
     if code in STOPPED:
@@ -178,20 +177,15 @@ def plan_given(recipe: Path, changes: Sequence[str], ranks: int | None, folder: 
     return Sweep(folder or Path("sweeps") / next(iter(recipes.values())).name, axes, recipes)
 
 
-def run_session(given: Sweep | Path, program: Sequence[str] = PROGRAM) -> int:
-    """Make the runs of a sweep that have not ended; `given` is its plan, or the folder of one to resume. Return the
-    exit code: 0 where all runs have ended, 128 + N after signal N, else 1. Raises UsageError where the folder is in
-    use, or has another sweep."""
-    folder = given if isinstance(given, Path) else given.folder
-    if isinstance(given, Path):
-        grid.open_sweep(given)  # before anything is written there
-    with naming_os_errors(f"cannot create the sweep's folder {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
+def run_session(given: Sweep, program: Sequence[str] = PROGRAM) -> int:
+    """Make the runs of a sweep that have not ended. Return the exit code: 0 where all have, 128 + N after signal N,
+    else 1. Raises UsageError where the folder is in use, or has another sweep."""
+    with naming_os_errors(f"cannot create the sweep's folder {given.folder}"):
+        given.folder.mkdir(parents=True, exist_ok=True)
     lock = RunLock()
     try:
-        lock.take(folder)
-        sweep, outcomes = grid.open_sweep(given) if isinstance(given, Path) else grid.create_or_open(given)
-        return _make(sweep, outcomes, program)
+        lock.take(given.folder)
+        return _make(*grid.create_or_open(given), program)
     finally:
         lock.release()
 
@@ -227,8 +221,7 @@ def _make(sweep: Sweep, outcomes: Outcomes, program: Sequence[str]) -> int:
     received = run_points(sweep, outcomes, record, program)
     if missing := no_pictures():
         log(missing)
-    shown = _write_report(sweep, results(), draws=not missing)
-    for table in shown:
+    for table in _write_report(sweep, results(), draws=not missing):
         if not console.is_terminal:  # a file has no width that the table must fit into
             console.width = Measurement.get(console, console.options.update(max_width=MAX_TABLE_WIDTH), table).maximum
         console.print(table)
@@ -243,7 +236,7 @@ def _write_report(sweep: Sweep, results: Sequence[RunResult], draws: bool) -> li
     """Write the page, and the pictures if it draws. Return the tables for the screen."""
     measure, charts = shared_measure(results), dict[str, bytes]()
     if draws and (maps := heat_maps(sweep.grid, results)):
-        seeds = ", mean over seeds" if sweeps_seeds(sweep.grid) and len(sweep.grid.swept) > 2 else ""
+        seeds = ", mean over seeds" if SEED in sweep.grid.swept and len(sweep.grid.swept) > 2 else ""
         charts[HEAT_MAP] = draw_heat_maps(maps, f"{sweep.name}: {measure.title} after the last epoch{seeds}")
     curves = [finite_part(result.curve) for result in results if result.curve is not None]
     if draws and (drawn := [curve for curve in curves if curve.epochs]):
