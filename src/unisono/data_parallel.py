@@ -260,9 +260,10 @@ def attach(
 ) -> Reducer:
     """Give all ranks rank 0's weights and buffers, split the model by a plan, and average gradients in each backward
     pass; return the reducer. Each of the `virtual_ranks` computes with `threads` threads."""
-    prepare(model, alike=(world.size > 1 or virtual_ranks > 0) and not rule.traits.state.differs)
+    alike = not rule.traits.state.differs
+    prepare(model, alike=(world.size > 1 or bool(virtual_ranks)) and alike)
     for name, parameter in zip(*trainable(model), strict=True):
-        if parameter.grad_dtype not in (None, parameter.dtype) and not rule.traits.state.differs:
+        if alike and parameter.grad_dtype not in (None, parameter.dtype):
             raise UsageError(
                 f"parameter {name} of {parameter.dtype} has gradients of {parameter.grad_dtype} (grad_dtype), which "
                 "are averaged in the parameter's own dtype: leave grad_dtype as it is"
@@ -376,16 +377,18 @@ def prepare(model: torch.nn.Module, alike: bool = False) -> None:
             "it is no longer used"
         )
     for name, module in model.named_modules():
-        if not (isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.weight.requires_grad):
+        if not isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag):
+            continue
+        bounded = alike and module.max_norm is not None
+        if not (module.sparse or bounded) or not module.weight.requires_grad:  # which a parametrization computes
             continue
         if module.sparse:
             raise UsageError(f"{name or 'the model'} gives sparse gradients, which are not averaged: use sparse=False")
-        if alike and module.max_norm is not None:
-            raise UsageError(
-                f"{name or 'the model'} has max_norm={module.max_norm:g}: its forward pass scales the rows that this "
-                "rank looks up, so weights of ranks would differ: use max_norm=None, and after each step on all ranks "
-                f"weight.data.renorm_({module.norm_type:g}, 0, {module.max_norm:g})"
-            )
+        raise UsageError(
+            f"{name or 'the model'} has max_norm={module.max_norm:g}: its forward pass scales the rows that this rank "
+            "looks up, so weights of ranks would differ: use max_norm=None, and after each step on all ranks "
+            f"weight.data.renorm_({module.norm_type:g}, 0, {module.max_norm:g})"
+        )
     if reducer is not None:
         reducer.release()
 

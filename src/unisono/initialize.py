@@ -118,8 +118,11 @@ def _unlink_startup_files(node: MPI.Comm) -> None:
     for name in {line.split()[-1] for line in lines if "/dev/shm/mpich_shm_" in line}:
         if not name.endswith("(deleted)"):
             Path(name).unlink(missing_ok=True)
-    for path in Path("/tmp").glob("hydra_hwloc_xmlfile_*") if name_of(hydra) == "hydra_pmi_proxy" else ():
+    began = started_at(hydra)  # 0 where it has ended
+    if name_of(hydra) != "hydra_pmi_proxy" or not began:
+        return
+    for path in Path("/tmp").glob("hydra_hwloc_xmlfile_*"):
         with suppress(FileNotFoundError):
             about = path.stat()
-            if about.st_uid == os.geteuid() and about.st_mtime >= started_at(hydra) - 1:
+            if about.st_uid == os.geteuid() and about.st_mtime >= began - 1:
                 path.unlink()

@@ -104,7 +104,7 @@ def test_an_error_ends_the_call_and_breaks_the_group(scene: Scene) -> None:
 
 
 def test_other_objects_are_no_messengers(scene: Scene) -> None:
-    with pytest.raises(TypeError, match="Messenger"):
+    with pytest.raises(TypeError, match="make_messenger"):
         compiled.make_socket_call(print, scene.start_other, scene.group, scene.calls, *CALL)
 
 

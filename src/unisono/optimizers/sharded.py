@@ -160,7 +160,6 @@ class ShardedStep:
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
         self._optimizer, self._options = optimizer, options_of(optimizer)
-        self._states: dict[Any, State] = optimizer.state
         indices = {id(parameter): index for index, parameter in enumerate(parameters)}
         self._group = {
             indices[id(parameter)]: place
@@ -220,6 +219,10 @@ class ShardedStep:
     def _known(self, updates: Sequence[SegmentUpdate]) -> list[SegmentUpdate]:
         """Return the updates of parameters that the optimizer has."""
         return [update for update in updates if update.segment.parameter in self._group]
+
+    @property
+    def _states(self) -> dict[Any, State]:
+        return self._optimizer.state
 
 
 def segments_of(

@@ -52,11 +52,8 @@ class BackwardPass:
         """Begin a pass. With `arrivals`, who gets True from there has to `advance` it: the main thread, where it has to
         run collectives itself while the pass runs in another thread."""
         self.replica, self._accumulation, self._arrivals = replica, accumulation, arrivals
-        self._times, self._by_main, self._parameters = (
-            programs.times,
-            programs.overlap.by_main,
-            replica.memory.parameters,
-        )
+        self._times, self._parameters = programs.times, replica.memory.parameters
+        self._by_main = programs.overlap.by_main
         self._program, self._player, self._next = program, programs.player, 0
         self._sums, layout = programs.traits.sums, replica.layout
         message = replica.message

@@ -30,9 +30,9 @@ RANKS_PER_NUMBER = 48
 MAX_EXACT_INTEGER = 2.0**53
 
 
-@dataclass
+@dataclass(eq=False)
 class ControlMessage:
-    """Control message of one rank in a backward pass, and what all ranks have said."""
+    """Control message of one rank in a backward pass; the last two are not sent."""
 
     samples: float | None = None
     """Samples that its loss is a mean of, as given by the program; None where none were given."""

@@ -96,9 +96,12 @@ def wait_on_use(optimizer: torch.optim.Optimizer, wait: Callable[[], object]) ->
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UsageError("LBFGS computes the loss several times in a step; use unisono.parallel and its step(closure)")
     for name in ("zero_grad", "state_dict", "load_state_dict", "add_param_group"):
-        before = vars(optimizer).get(name, partial(_of_class, weakref.ref(optimizer), name))
+        of_class = partial(_of_class, weakref.ref(optimizer), name)
+        before = vars(optimizer).get(name, of_class)
         if isinstance(before, partial) and before.func is _wait_and_call:  # by an earlier Trainer
             before = before.args[1]
+        if isinstance(before, partial) and before.func is _of_class:  # perhaps that of an optimizer this is a copy of
+            before = of_class
         setattr(optimizer, name, partial(_wait_and_call, wait, before))
 
 

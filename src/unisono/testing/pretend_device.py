@@ -196,8 +196,8 @@ class Memory:
     """Works that overwrite memory that has ended. They are queued at the next operation: locks may be held before."""
 
     def __init__(self, size: int, home: Queue) -> None:
-        self.bytes = torch.full((size,), POISON, dtype=torch.uint8, device="cpu")
         self.home, self.users, self.recorded = home, set[Queue](), set[Queue]()
+        self.bytes = torch.full((size,), POISON, dtype=torch.uint8, device="cpu")
 
     def __del__(self) -> None:
         if self.users - self.recorded:

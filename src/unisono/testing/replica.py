@@ -138,14 +138,15 @@ class InProcessReplica:
         return self._sent[key][-len(self._pieces(key)) :]
 
     def set_grads(self, key: int) -> None:
+        sums = self.sums(key)
         if self._terms.pop(key, None):
-            self.decode(key, 0, len(self.sums(key)))
+            self.decode(key, 0, len(sums))
         for flag, (index, here, part) in zip(self.flags(key), self._pieces(key), strict=True):
             average = self._averaged.get(index)
             if flag != 0 and average is None:
                 average = torch.zeros_like(self.parameters[index])
             if flag != 0 and average is not None:
-                average.view(-1)[part] = self.sums(key)[here]
+                average.view(-1)[part] = sums[here]
             self._averaged[index] = None if flag == 0 else average
 
     def sum_squares(self, world: Any) -> None:

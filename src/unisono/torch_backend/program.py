@@ -64,9 +64,12 @@ def run_program(world: World, program: str, module: bool, arguments: Sequence[st
 
 def environment_of(world: World) -> dict[str, str]:
     """Return the variables that torchrun sets, for this rank. Called by all ranks together."""
-    with socket.socket() as probe:  # a port that nobody listens on now, for programs that open one of their own
-        probe.bind(("", 0))
-        port = world.comm.bcast(probe.getsockname()[1], 0)
+    port = 0
+    if world.rank == 0:
+        with socket.socket() as probe:  # a port that nobody listens on now, for programs that open one of their own
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+    port = world.comm.bcast(port, 0)
     place = {"GROUP_RANK": str(world.node), "MASTER_ADDR": address_of_root(world), "MASTER_PORT": str(port)}
     return {**variables_of(world), **place, RUN_VARIABLE: "1"}
 

@@ -303,7 +303,7 @@ PyObject *messages_of(PyObject *object) {
    function (token, source, target) that carries the collective out at two addresses. */
 static PyObject *make_messenger(PyObject *module, PyObject *arguments) {
     PyObject *sockets, *program, *handle;
-    Py_ssize_t yields, sockets_bytes, program_bytes;
+    Py_ssize_t yields, sockets_bytes = 0, program_bytes = 0;
     if (!PyArg_ParseTuple(arguments, "OOnO", &sockets, &program, &yields, &handle)) return NULL;
     Connection *connections = memory_in(sockets, PyBUF_WRITABLE, &sockets_bytes);
     const Row *rows = connections == NULL ? NULL : memory_in(program, PyBUF_SIMPLE, &program_bytes);

@@ -65,7 +65,7 @@ static PyObject *start_call(PyObject *call, PyObject *arguments) {
     if (!PyArg_ParseTuple(arguments, "LL", &source, &target)) return NULL;
     int plain = is_plain(call);
     if (plain <= 0) return plain < 0 ? NULL : PyObject_CallObject(part(call, START), arguments);
-    unsigned long long number = begin_call(call), digest = PyLong_AsUnsignedLongLong(part(call, DIGEST));
+    unsigned long long number = begin_call(call), digest = PyLong_AsUnsignedLongLongMask(part(call, DIGEST));
     PyObject *messages = messages_of(part(call, MESSENGER));
     PyObject *played = number ? play_messages(messages, digest + number, source, target) : NULL;
     if (end_call(call, played == NULL) == 0) return played;
@@ -84,7 +84,7 @@ static PyObject *make_socket_call(PyObject *module, PyObject *arguments) {
     unsigned long long digest;
     if (!PyArg_ParseTuple(arguments, "OOOOUK", &messenger, &start, &group, &calls, &description, &digest)) return NULL;
     if (messages_of(messenger) != NULL) return PyCFunction_New(&call_definition, arguments);
-    PyErr_SetString(PyExc_TypeError, "a call through sockets needs a Messenger");
+    PyErr_SetString(PyExc_TypeError, "a call through sockets needs a function of make_messenger");
     return NULL;
 }
 
