@@ -25,7 +25,7 @@ def layers_of(name: str) -> tuple[TracedLayer, ...]:
     shape = shape_of(name)
     with torch.device("meta"):
         model = MODELS.load(name)(classes_of(name), shape[0])
-    return tuple(trace(model, torch.empty(TRACED_SAMPLES, *shape)))
+    return tuple(trace(model, torch.empty(TRACED_SAMPLES, *shape)).layers)
 
 
 def shape_of(name: str) -> tuple[int, ...]:

@@ -9,7 +9,6 @@ from benchmarks.seeds.theirs import Predictions, theirs
 
 from unisono.network import Network
 from unisono.papers.figures import PaperPrediction
-from unisono.plan.collective_costs import network_of
 from unisono.plan.machines import find_machine
 
 SPEEDUPS, SHARES = "swcaffe-figure-10", "swcaffe-figure-11"
@@ -92,9 +91,7 @@ def communication_seconds(network: str, samples: int) -> float:
 def exchange_seconds(network: str) -> float:
     """Return the seconds of the topology-aware allreduce of a network's gradients."""
     machine = find_machine("taihulight")
-    return float(
-        round_robin_seconds(NODES, machine.topology.supernode, GRADIENT_BYTES[network], network_of(machine, 1))
-    )
+    return float(round_robin_seconds(NODES, machine.topology.supernode, GRADIENT_BYTES[network], machine.network(1)))
 
 
 def _rounds() -> dict[str, PaperPrediction]:

@@ -17,7 +17,8 @@ from pathlib import Path
 from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import BUCKET_SIZES, PredictionInputs, Setting, candidates, predicted
 from unisono.rules import BSP, BaseRule, Sharded
-from unisono.step.costs import Computing, Cost
+from unisono.step.costs import Computing, Cost, Costs
+from unisono.step.layout import Layout
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "overlaps"))
 from layers import NETWORKS, Layer
@@ -56,8 +57,8 @@ def main() -> None:
             computing, sizes = network(layers, COMPUTING / ratio)
             cells = [name, f"{ratio:g}", f"{max(computing.whole, ALONE):.3f}"]
             for rule, latency in LATENCIES.items():
-                cost = Cost(latency, ALONE / TOTAL)
-                inputs = PredictionInputs(rule, computing, partial(buckets_of, sizes), cost, ranks=HOSTS, nodes=HOSTS)
+                costs = Costs(Layout(HOSTS, len(sizes), ()), computing, Cost(latency, ALONE / TOTAL))
+                inputs = PredictionInputs(rule, costs, partial(buckets_of, sizes), HOSTS)
                 equal = min(predicted(inputs, Setting("chain", size)).prediction.step for size in BUCKET_SIZES)
                 best = candidates(inputs._replace(rule=replace(rule, overlap="chain")))[0]
                 setting = f"{best.setting.bucket_bytes / (1 << 20):g} MiB / {best.setting.end_ratio}"

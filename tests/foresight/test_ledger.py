@@ -22,8 +22,7 @@ from unisono.foresight.ledger import (
     changed_seals,
     check_label,
     ended_run,
-    facts_of,
-    group_of,
+    labels_of,
     ledger_data,
     ledger_lines,
     part_errors,
@@ -120,7 +119,7 @@ def test_an_entry_that_no_run_has_made_is_not_used(tmp_path: Path) -> None:
     append(path, replace(made, prediction=replace(made.prediction, sealed="")))
     (kept,), (complaint,) = read(path)
     assert "line 1, is not used: measurement.period = 0, but it has to be at least 1" in complaint
-    assert facts_of(kept)["sealed"] == "-"
+    assert labels_of(kept)["sealed"] == "-"
 
 
 def test_processes_that_append_at_the_same_time_tear_nothing(tmp_path: Path) -> None:
@@ -265,8 +264,8 @@ def test_groups_by_labels_and_by_facts() -> None:
     entries = [entry(links="fast"), entry(links="slow"), entry()]
     assert [calibration.group for calibration in calibrate(entries, "links")] == ["-", "fast", "slow"]
     assert [(calibration.group, calibration.runs) for calibration in calibrate(entries, "rule")] == [("bsp", 3)]
-    assert group_of(entry(rule="mine"), "rule") == "mine"
-    assert facts_of(entry())["sealed"] == "before"
+    assert labels_of(entry(rule="mine"))["rule"] == "mine"
+    assert labels_of(entry())["sealed"] == "before"
     for by in ("links", "machine"):
         check_label(entries, by)
     with pytest.raises(UsageError, match=r"--by color: no run has this label; there are links, machine, model, "):

@@ -45,7 +45,7 @@ def test_a_planned_prediction_is_the_plan(rule: BaseRule, nodes: int) -> None:
 
 
 def inputs(update: float = 0.0) -> PredictionInputs:
-    return ask(replace(NETWORK, update=update), loads, at(0.5))._replace(ranks=4)
+    return ask(replace(NETWORK, update=update), loads, at(0.5))
 
 
 @cache
@@ -84,11 +84,13 @@ def test_programs_are_told_apart_by_their_digests() -> None:
     facts, _ = program_of(best)
     assert program_of(best)[0] == facts
     assert facts.buckets == len(loads(best.setting.bucket_bytes, best.setting.end_ratio))
+    costs = inputs().costs
+    clipped = replace(costs, layout=replace(costs.layout, clip=1.0))
     others = [
         predicted(inputs(), Setting("chain", 4 * MIB)),
         predicted(inputs(), Setting("none", 4 * MIB)),
         predicted(inputs()._replace(rule=LocalSGD(every=2)), Setting("none", 4 * MIB)),
-        predicted(inputs()._replace(clip=1.0), Setting("none", 4 * MIB)),
+        predicted(inputs()._replace(costs=clipped), Setting("none", 4 * MIB)),
     ]
     assert len({facts.digest, *(program_of(variant)[0].digest for variant in others)}) == 5
 

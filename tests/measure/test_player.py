@@ -17,7 +17,7 @@ from unisono.measure.timing import Timing
 from unisono.network import Network
 from unisono.network.choice import ChoiceRow, read_table
 from unisono.placement import one_rank_per_node
-from unisono.plan.machines import MachineFacts, find_machine, machine_text, read_machine
+from unisono.plan.machines import MachineFacts, find_machine, machine_text
 from unisono.tables import known
 
 LINKS = Links(Network(5e-5, 4e-8, 1e-10, 1.6e-7), (0, 0, 1, 1))
@@ -109,7 +109,7 @@ def test_a_file_that_is_no_machine_is_not_replaced(tmp_path: Path, content: str,
 def test_an_error_in_the_table_is_one_of_the_machine(tmp_path: Path) -> None:
     path = tmp_path / "ours.toml"
     path.write_text('name = "ours"\n[[choices.allreduce]]\nwhere = "here"\nalgorithm = "ring"\n')
-    for read in (read_table, read_machine):
+    for read in (read_table, lambda path: find_machine(str(path))):
         with pytest.raises(UsageError, match=r"ours.toml.*choices.*allreduce row 0.where = 'here'"):
             read(path)
     path.write_text('name = "ours"\n')

@@ -39,7 +39,7 @@ def test_a_probe_has_the_shape_and_the_flops_of_its_layer(sizes: tuple[int, ...]
     else:
         layer = nn.Linear(inputs, outputs, bias=False)
         given = torch.empty(samples, inputs, device="meta", requires_grad=True)
-    (traced,) = trace(layer, given)
+    (traced,) = trace(layer, given).layers
     probe = product_probe("convolution" if square else "linear", *sizes)
     assert (traced.forward_flops, traced.backward_flops) == (probe.work, 2 * probe.work)
     assert (*(shape_of_product(traced) or ()), "float32") == probe.row

@@ -16,8 +16,17 @@ from unisono.papers.figures import (
     counted,
     find_figure,
 )
-from unisono.papers.picture import bars_of, draw
-from unisono.papers.report import beside, closest, listing, near_of, number, predicted_rows, report
+from unisono.papers.report import (
+    bars_of,
+    beside,
+    closest,
+    draw,
+    listing,
+    near_of,
+    number,
+    predicted_rows,
+    report,
+)
 
 ROWS = (
     PaperRow(

@@ -28,16 +28,16 @@ from unisono.plan.choose import (
     end_ratios,
     initial_setting,
     is_searched,
-    layout_of,
     overlaps_of,
     predicted,
     sequence,
     sizes_of,
     variants,
+    with_buckets,
 )
 from unisono.rules import BSP, EASGD, DiLoCo, Exchange, LocalSGD, Sharded
 from unisono.step.costs import Computing, Cost, Costs, Prediction
-from unisono.step.layout import Bucket
+from unisono.step.layout import Bucket, Layout
 from unisono.step.overlaps import OVERLAPS
 from unisono.step.predict import predict
 
@@ -58,12 +58,13 @@ def loads(size: int, end_ratio: int = 1) -> list[Bucket]:
 
 
 def ask(computing: Computing, buckets: Buckets, cost: Cost, deferred: bool = True) -> PredictionInputs:
-    placed = ((0, 1), (2, 3))
-    return PredictionInputs(BSP(), computing, buckets, cost, deferred, 4, nodes=2, placed=placed)
+    layout = Layout(4, len(computing.needed), (), deferred=deferred, nodes=((0, 1), (2, 3)))
+    return PredictionInputs(BSP(), Costs(layout, computing, cost), buckets, nodes=2)
 
 
 def chained(sent: Sequence[Bucket], cost: Cost) -> Prediction:
-    return predict(BSP(overlap="chain"), Costs(layout_of(NETWORK, sent, True), NETWORK, cost))
+    layout = with_buckets(Layout(2, 8, ()), NETWORK, sent)
+    return predict(BSP(overlap="chain"), Costs(layout, NETWORK, cost))
 
 
 def at(ratio: float, latency: float = 5e-5) -> Cost:
@@ -192,7 +193,7 @@ def test_only_a_chain_with_a_deferred_wait_reorders_buckets() -> None:
 
 def test_a_sharded_rule_orders_halves_in_a_chain() -> None:
     """All weights gathered after all gradients leave the link idle while the first layers are computed."""
-    inputs = ask(NETWORK, loads, at(1))._replace(rule=Sharded(), ranks=4)
+    inputs = ask(NETWORK, loads, at(1))._replace(rule=Sharded())
     by_overlap = {candidate.setting.overlap: candidate for candidate in candidates(inputs)}
     assert [name for name, candidate in by_overlap.items() if candidate.setting.halves] == ["chain"]
     setting, prediction = by_overlap["chain"].setting, by_overlap["chain"].prediction
@@ -201,7 +202,7 @@ def test_a_sharded_rule_orders_halves_in_a_chain() -> None:
     assert tuple(dict.fromkeys(setting.halves)) == tuple(range(1, len(buckets) + 1))
     assert sorted(setting.sequence) == list(range(len(buckets)))
     assert prediction.step < 1.05 * choice()[0].prediction.step
-    layout = layout_of(NETWORK, [buckets[index] for index in setting.sequence], True, 4)
+    layout = with_buckets(Layout(4, 8, ()), NETWORK, [buckets[index] for index in setting.sequence])
     at_the_end = predict(Sharded(overlap="chain"), Costs(layout, NETWORK, at(1)))
     assert at_the_end.step > 1.05 * prediction.step
 
@@ -335,7 +336,8 @@ BYTES = Cost(0.0, 1.0)
 def step_of(
     computing: Computing, sent: Sequence[Bucket], cost: Cost, overlap: str = "chain", deferred: bool = True
 ) -> float:
-    return predict(BSP(overlap=overlap), Costs(layout_of(computing, sent, deferred), computing, cost)).step
+    layout = with_buckets(Layout(2, len(computing.needed), (), deferred=deferred), computing, sent)
+    return predict(BSP(overlap=overlap), Costs(layout, computing, cost)).step
 
 
 @st.composite

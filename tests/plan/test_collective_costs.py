@@ -13,7 +13,6 @@ from unisono.network.choice import COLLECTIVES, ScheduleTable, read_table
 from unisono.network.simulate import Cause
 from unisono.placement import Placement, one_rank_per_node, place, regular
 from unisono.plan.collective_costs import (
-    FREE,
     CollectiveCase,
     choose_auto,
     exchange_cost,
@@ -29,6 +28,7 @@ from unisono.plan.machines import CollectiveRow, LinkFacts, MachineFacts, NodeFa
 from unisono.plan.planned_run import PlannedRun
 from unisono.rules import BSP, Exchange
 from unisono.schedules import find, names
+from unisono.step.costs import FREE
 from unisono.wires import encoded_share
 
 BYTES = 1 << 20

@@ -101,13 +101,13 @@ COMPUTER = MachineFacts("example", NodeFacts(flops=1e12), EfficiencyFacts(convol
 
 
 def test_the_worked_example_of_computing() -> None:
-    layers = trace(nn.Linear(1000, 1000), torch.empty(8, 1000, requires_grad=True))
+    layers = trace(nn.Linear(1000, 1000), torch.empty(8, 1000, requires_grad=True)).layers
     assert [product_seconds(layer, layer.flops / 8, COMPUTER) for layer in layers] == [pytest.approx(10e-6)]
 
 
 def test_convolutions_have_their_own_efficiency() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 16, 5))
-    layers = trace(model, torch.empty(4, 3, 6, 6))
+    layers = trace(model, torch.empty(4, 3, 6, 6)).layers
     seconds = {layer.kind: product_seconds(layer, layer.flops / 4, COMPUTER) for layer in layers}
     assert seconds["Conv2d"] == pytest.approx(2 * 2 * 8 * 16 * 27 / 0.9e12)  # no gradient of the images
     assert seconds["BatchNorm2d"] == 0
@@ -115,7 +115,7 @@ def test_convolutions_have_their_own_efficiency() -> None:
 
 
 def test_a_layer_is_needed_when_it_begins_and_ready_when_its_backward_pass_ends() -> None:
-    layers = trace(nn.Sequential(nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 500)), torch.empty(2, 1000))
+    layers = trace(nn.Sequential(nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 500)), torch.empty(2, 1000)).layers
     first, last = 2e6 / 0.6e12, 1e6 / 0.6e12  # seconds of a pass for a sample
     computing = computing_of(layers, COMPUTER, 2, 8)
     assert computing.needed == pytest.approx((0, 8 * first))
@@ -125,8 +125,8 @@ def test_a_layer_is_needed_when_it_begins_and_ready_when_its_backward_pass_ends(
 
 
 def test_the_nearest_measured_product_of_the_kind_gives_the_rate() -> None:
-    (layer,) = trace(nn.Linear(1000, 1000), torch.empty(8, 1000, requires_grad=True))
-    (other,) = trace(nn.Conv2d(3, 8, 3), torch.empty(2, 3, 6, 6))
+    (layer,) = trace(nn.Linear(1000, 1000), torch.empty(8, 1000, requires_grad=True)).layers
+    (other,) = trace(nn.Conv2d(3, 8, 3), torch.empty(2, 3, 6, 6)).layers
     rows = (
         ProductRow("linear", 8, 1024, 1024, 1, 2e11, 1e11, 0.0),
         ProductRow("linear", 800, 1024, 1024, 1, 8e11, 4e11, 0.0),
@@ -143,7 +143,7 @@ def test_the_nearest_measured_product_of_the_kind_gives_the_rate() -> None:
 
 
 ROWS = (NetworkRow("net", 16, 50.0), NetworkRow("net", 128, 80.0), NetworkRow("other", 32, 9.0))
-CONVOLVED = trace(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 16, 5)), torch.empty(4, 3, 6, 6))
+CONVOLVED = trace(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 16, 5)), torch.empty(4, 3, 6, 6)).layers
 
 
 @pytest.mark.parametrize(("samples", "rate"), [(16, 50), (40, 50), (60, 80), (1000, 80)])
@@ -171,7 +171,7 @@ def row(kind: str, rows: int, inner: int, columns: int, kernel: int = 1) -> Prod
 
 
 def traced(layer: nn.Module, *shape: int) -> TracedLayer:
-    (traced_layer,) = trace(layer, torch.empty(shape))
+    (traced_layer,) = trace(layer, torch.empty(shape)).layers
     return traced_layer
 
 
@@ -202,5 +202,5 @@ def test_a_convolution_has_its_kernel() -> None:
 
 def test_other_layers_have_no_such_product() -> None:
     assert shape_of_product(traced(nn.ReLU(), 2, 3)) is None
-    (attention,) = trace(nn.MultiheadAttention(8, 2), *(torch.empty(2, 3, 8),) * 3)[:1]
+    (attention,) = trace(nn.MultiheadAttention(8, 2), *(torch.empty(2, 3, 8),) * 3).layers[:1]
     assert shape_of_product(attention) is None

@@ -15,8 +15,8 @@ from unisono.plan.machines import DecodingFacts, DiskFacts, LinkFacts, MachineFa
 from unisono.plan.planned_run import PlannedRun, RankMemory
 from unisono.plan.run_plan import RunPlan, bottleneck, epoch_seconds, lacking_memory, row_of, slow_link
 from unisono.rules import BSP
-from unisono.step.costs import Computing, Cost
-from unisono.step.layout import Bucket
+from unisono.step.costs import Computing, Cost, Costs
+from unisono.step.layout import Bucket, Layout
 
 RULE = BSP(overlap="none")
 RUN = PlannedRun(MachineFacts("example", link=LinkFacts(1e9)), [], 2, RULE, 64, 4, epoch_samples=640)
@@ -26,7 +26,8 @@ MEMORY = RankMemory(1e9, 1e9, 1e9, 0.0, 2e9)
 def row(computing: float, communication: float, update: float = 0.0, run: PlannedRun = RUN) -> RunPlan:
     """Return the row of a step whose one bucket is exchanged, and then updated, once all is computed."""
     of_step = Computing((0.0,), (computing,), computing, update)
-    inputs = PredictionInputs(RULE, of_step, lambda *_: [Bucket(1, (0,))], Cost(0.0, communication), ranks=4)
+    costs = Costs(Layout(4, 1, ()), of_step, Cost(0.0, communication))
+    inputs = PredictionInputs(RULE, costs, lambda *_: [Bucket(1, (0,))])
     return row_of(run, inputs, predicted(inputs, Setting("none", 8 << 20)), MEMORY, 1e6, 0.1)
 
 

@@ -19,7 +19,7 @@ from torch import nn
 from unisono.errors import UsageError
 from unisono.foresight.ledger import read
 from unisono.plan.bucket_layout import buckets_of
-from unisono.plan.choose import PredictionInputs, candidates, layout_of
+from unisono.plan.choose import PredictionInputs, candidates, with_buckets
 from unisono.plan.collective_costs import exchange_cost
 from unisono.plan.layer_plan import COLUMN, ROW, Split, make_plan
 from unisono.plan.loading import SampleFacts
@@ -50,6 +50,7 @@ from unisono.plan.split import LayerFacts, SplitInputs, SplitModel, predict_spli
 from unisono.plan.trace import TracedLayer, trace
 from unisono.rules import BSP, EASGD, BaseRule, Exchange, LocalSGD, Sharded
 from unisono.step.costs import Cost, Costs
+from unisono.step.layout import Layout
 from unisono.step.predict import on_streams, predict
 from unisono.step.program import Step
 
@@ -64,7 +65,7 @@ RULES = {"bsp": BSP(), "sharded": Sharded(), "local_sgd:4": LocalSGD(every=4)}
 
 def network() -> list[TracedLayer]:
     wide = (nn.Linear(400, 1000), nn.ReLU(), nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 10))
-    return trace(nn.Sequential(*wide), torch.empty(2, 400))
+    return trace(nn.Sequential(*wide), torch.empty(2, 400)).layers
 
 
 LAYERS = network()
@@ -133,7 +134,7 @@ def test_copies_are_tasks_on_a_lane_for_each_direction(rule: str) -> None:
 
 def test_frozen_layers_are_not_exchanged() -> None:
     body, head = nn.Linear(400, 1000), nn.Linear(1000, 10)
-    layers = trace(nn.Sequential(body.requires_grad_(False), head), torch.empty(2, 400))
+    layers = trace(nn.Sequential(body.requires_grad_(False), head), torch.empty(2, 400)).layers
     buckets = inputs_of(replace(RUN, layers=layers), Cost(1e-5, 2e-9)).buckets(10**6, 1.0)
     assert 4 * 10_010 <= sum(bucket.nbytes for bucket in buckets) < 4 * 10_100  # flags, and padding
 
@@ -142,13 +143,14 @@ def test_a_step_is_what_predict_gives_for_its_setting() -> None:
     row, cost = usual()["bsp", 4], exchange_cost(MACHINE, 4, 1).cost
     computing = replace(computing_of(LAYERS, MACHINE, 2, 16), update=update_seconds(RUN))
     sizes = [layer.parameter_bytes for layer in LAYERS if layer.parameters]
-    inputs = PredictionInputs(BSP(), computing, partial(buckets_of, sizes), cost, ranks=4)
+    layout = Layout(4, len(sizes), ())
+    inputs = PredictionInputs(BSP(), Costs(layout, computing, cost), partial(buckets_of, sizes))
     best = candidates(inputs)[0]
     assert (row.overlap, row.bucket_bytes) == best.setting[:2]
     buckets = inputs.buckets(row.bucket_bytes, best.setting.end_ratio)
     sent = [buckets[index] for index in best.setting.sequence] or buckets
     rule = BSP(overlap=row.overlap, outstanding=best.setting.outstanding)
-    expected = predict(rule, Costs(layout_of(computing, sent, True, 4), computing, cost))
+    expected = predict(rule, Costs(with_buckets(layout, computing, sent), computing, cost))
     assert row.step == pytest.approx(expected.step)
     assert row.communicating == expected.communicating
     assert row.step == row.computing + row.communication + row.update
@@ -308,9 +310,9 @@ def test_an_epoch_has_all_its_samples() -> None:
         (on(replace(MACHINE, node=NodeFacts())), "example has no node.flops"),
         (on(replace(MACHINE, link=LinkFacts())), r"example has no link.bandwidth: .*; add to it: \[link\] band"),
         (replace(RUN, rule=EASGD(), rule_name="easgd"), "rule easgd has no step that all ranks make together"),
-        (replace(RUN, layers=trace(nn.ReLU(), torch.empty(2, 3))), "no parameters"),
+        (replace(RUN, layers=trace(nn.ReLU(), torch.empty(2, 3)).layers), "no parameters"),
         (
-            on(replace(MACHINE, node=NodeFacts(flops=1e12)), layers=trace(nn.LayerNorm(3), torch.empty(2, 3))),
+            on(replace(MACHINE, node=NodeFacts(flops=1e12)), layers=trace(nn.LayerNorm(3), torch.empty(2, 3)).layers),
             "none of the model's layers makes a product, and example has no node.memory_bandwidth",
         ),
     ],
@@ -323,7 +325,7 @@ def test_what_cannot_be_planned(run: PlannedRun, message: str) -> None:
 WIDE_MACHINE = MachineFacts(
     "example", NodeFacts(flops=1e12, memory_bandwidth=1e11), EfficiencyFacts(0.9, 0.6), LinkFacts(1e8, latency=1e-5)
 )
-WIDE_LAYERS = trace(nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 1024)), torch.empty(2, 1024))
+WIDE_LAYERS = trace(nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 1024)), torch.empty(2, 1024)).layers
 WIDE_RUN = PlannedRun(WIDE_MACHINE, WIDE_LAYERS, 2, BSP(), 64, 4, samples=SampleFacts(1e6, 1e6), epoch_samples=640)
 PAIR = make_plan({"0": "column 4 gives part", "2": "row 4 takes part"}).splits
 
@@ -422,7 +424,7 @@ def test_weights_that_are_not_trained_are_not_exchanged() -> None:
     model = nn.Sequential(nn.Linear(400, 4000), nn.Linear(4000, 1))
     model[0].requires_grad_(False)
     slow = replace(MACHINE, link=replace(MACHINE.link, latency=1e-3))
-    (row,) = plan_run(on(slow, layers=trace(model, torch.empty(2, 400))), (4,))
+    (row,) = plan_run(on(slow, layers=trace(model, torch.empty(2, 400)).layers), (4,))
     assert row.bottleneck.startswith("communication, by latency: "), row.bottleneck
 
 

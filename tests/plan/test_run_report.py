@@ -19,8 +19,6 @@ from unisono.plan.run_plan import RunPlan
 from unisono.plan.run_report import (
     AUTOTUNE_CALLS,
     DISK_BANDWIDTH,
-    MEASURED_STEPS,
-    TRIALS,
     as_data,
     as_lines,
     changed_rules,
@@ -36,7 +34,7 @@ from unisono.plan.run_report import (
 )
 from unisono.plan.split import choose_splits, sent_of
 from unisono.plan.trace import TracedLayer
-from unisono.plan.trials import LEAST_TRIAL_STEPS, MOST_TRIAL_STEPS
+from unisono.plan.trials import LEAST_TRIAL_STEPS, MEASURED_STEPS, MOST_TRIAL_STEPS, TRIALS
 from unisono.rules import BSP, LocalSGD
 
 MACHINE = MachineFacts("example", NodeFacts(flops=1e12), link=LinkFacts(1e9), assumed={"link.bandwidth": "a guess"})
@@ -276,7 +274,7 @@ ROWS = planned_layers(LAYERS_RUN, INPUTS, SPLITS)
 
 def test_rows_have_the_parts_of_the_splits() -> None:
     assert [row.name for row in ROWS] == [*map(str, range(8)), "norm"]  # a relu computes nothing that counts
-    assert sum(row.computing for row in ROWS) == pytest.approx(INPUTS.step.computing.whole)
+    assert sum(row.computing for row in ROWS) == pytest.approx(INPUTS.step.costs.computing.whole)
     assert ROWS[0].flops == 300 * 256  # they were traced for one sample
     assert make_plan({row.name: row.parallelism for row in ROWS if row.parallelism != "data"}).splits == SPLITS
     sent = sent_of(INPUTS, INPUTS.layers[1], SPLITS["1"])

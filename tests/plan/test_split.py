@@ -106,7 +106,7 @@ def inputs(
 def sent(case: SplitInputs, splits: dict[str, str]) -> tuple[float, float]:
     """Bytes of gradients and of activations."""
     plan = splits_of(splits)
-    activations = sum(task.nbytes for task, _ in with_splits(case, plan).activations)
+    activations = sum(task.nbytes for task in with_splits(case, plan).costs.layout.activations)
     return sum(sent_of(case, layer, plan.get(layer.name)).nbytes for layer in case.layers) - activations, activations
 
 
@@ -136,7 +136,8 @@ def test_activations_are_sent_as_the_table_says(
 ) -> None:
     """2 samples a rank, of 3 bytes in and 10 bytes out."""
     layer = layer_of("layer", 8, inputs=3, outputs=10, **facts)
-    tasks = [task for task, _ in with_splits(inputs([(layer, 1.0)], 8, SLOW), splits_of({"layer": text})).activations]
+    split = with_splits(inputs([(layer, 1.0)], 8, SLOW), splits_of({"layer": text}))
+    tasks = split.costs.layout.activations
     assert [task.nbytes for task in tasks if not task.backward] == forward
     assert [task.nbytes for task in tasks if task.backward] == backward
 
@@ -160,7 +161,8 @@ def test_the_time_of_weights_is_that_of_a_part() -> None:
     costs = LinkCosts(SLOW, SLOW)
     case = inputs_of(tuple(timed), 16, GroupLinks(one_rank_per_node(4), costs, costs))
     unsplit, half, both = (
-        with_splits(case, {name: Split(COLUMN, 2) for name in names}).computing for names in ([], ["b"], ["a", "b"])
+        with_splits(case, {name: Split(COLUMN, 2) for name in names}).costs.computing
+        for names in ([], ["b"], ["a", "b"])
     )
     assert (unsplit.needed, unsplit.ready, unsplit.whole) == ((0, 3), (16, 11), 16)
     assert (half.needed, half.ready, half.whole) == ((0, 3), (13, 8), 13)
@@ -182,8 +184,9 @@ def test_layers_are_split_for_the_time_of_their_weights_alone() -> None:
 
 def test_what_runs_at_once_is_slower_where_ranks_share_cores() -> None:
     case = inputs(vgg_a(64), 64, SLOW)
-    computing = replace(case.step.computing, beside=0.5)
-    shared = replace(case, step=case.step._replace(computing=computing))
+    costs = case.step.costs
+    slower_cores = replace(costs, computing=replace(costs.computing, beside=0.5))
+    shared = replace(case, step=case.step._replace(costs=slower_cores))
     for splits in ({}, splits_of({"f1": "column 4 gives part", "f2": "row 4 takes part"})):
         alone, slower = (predict_splits(variant, splits).prediction.step for variant in (case, shared))
         assert alone * 1.01 < slower < alone * 2
@@ -192,8 +195,9 @@ def test_what_runs_at_once_is_slower_where_ranks_share_cores() -> None:
 def test_a_loop_of_ones_own_updates_its_parts_behind_all_exchanges() -> None:
     """Nothing hides the update, and a rank updates half of what is split in two."""
     case = inputs([linear("up", 64, 64, 64)], 64, SLOW)
-    updating = replace(case.step.computing, update=1e-6)
-    later = replace(case, step=case.step._replace(computing=updating))
+    costs = case.step.costs
+    updating = replace(costs, computing=replace(costs.computing, update=1e-6))
+    later = replace(case, step=case.step._replace(costs=updating))
     for splits, parts in (({}, 1), ({"up": Split(COLUMN, 2)}, 2)):
         alone, longer = (predict_splits(variant, splits).prediction for variant in (case, later))
         assert longer.step - alone.step == pytest.approx(
@@ -237,12 +241,12 @@ def test_groups_within_a_node_have_its_cost_and_those_across_share_its_link() ->
     """Two nodes of 2 ranks."""
     placement, layer = regular(1, 2, 2), layer_of("layer", 8, inputs=3, outputs=10)
     case = replace(inputs([(layer, 1.0)], 8, SLOW, placement=placement), links=links(placement))
-    within, across = (with_splits(case, {"layer": Split(COLUMN, size)}).activations for size in (2, 4))
-    assert [(priced.seconds, priced.link) for _, priced in within] == [
+    within, across = (with_splits(case, {"layer": Split(COLUMN, size)}).costs.activations for size in (2, 4))
+    assert [(priced.seconds, priced.link) for priced in within] == [
         (pytest.approx(0.01 * n), 0) for n in (6, 10, 10, 6)
     ]
     all_to_all = 2 * 3 * 20 / 4  # each rank of a node sends its own
-    assert [priced.seconds for _, priced in across] == [3 * 6, all_to_all, all_to_all, 3 * 6]
+    assert [priced.seconds for priced in across] == [3 * 6, all_to_all, all_to_all, 3 * 6]
     assert allreduce_cost(links(placement), 2) == Cost(0.0, 2 * 1.0)  # 2 parts on each node
     assert allreduce_cost(links(placement), 4) == Cost(0.0, 0.0)
 
@@ -262,9 +266,7 @@ def blocks_sent(size: int, how: str) -> tuple[int, int]:
 @given(st.sampled_from([2, 4, 8]), st.sampled_from(["column", "row"]))
 def test_bytes_are_those_of_the_blocks_that_change_hands(size: int, how: str) -> None:
     layer = layer_of("layer", 8, inputs=size, outputs=100 * size)  # a block is 1 byte of x, 100 of y
-    tasks = [
-        task for task, _ in with_splits(inputs([(layer, 1.0)], 8, SLOW, 8), {"layer": Split(how, size)}).activations
-    ]
+    tasks = with_splits(inputs([(layer, 1.0)], 8, SLOW, 8), {"layer": Split(how, size)}).costs.layout.activations
     x, y = blocks_sent(size, how)
     assert [task.nbytes for task in tasks] == [n * (size - 1) for n in (x, 100 * y, 100 * y, x)]
 

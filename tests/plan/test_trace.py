@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from unisono.errors import UsageError
 from unisono.models import MODELS
 from unisono.plan import trace as trace_module
-from unisono.plan.trace import OutsideReads, tensors_in, trace, trace_shapes, trace_values
+from unisono.plan.trace import OutsideReads, tensors_in, trace, trace_values
 
 
 class Block(nn.Module):
@@ -80,7 +80,7 @@ def peer_flops(model: nn.Module, *inputs: Tensor) -> tuple[int, int]:
 @pytest.mark.parametrize("name", MODULES)
 def test_flops_are_those_of_pytorchs_counter(name: str) -> None:
     model, *inputs = MODULES[name]
-    layers = trace(model, *inputs)
+    layers = trace(model, *inputs).layers
     flops = sum(layer.forward_flops for layer in layers), sum(layer.backward_flops for layer in layers)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     assert sum(layer.parameters for layer in layers) == parameters
@@ -92,15 +92,15 @@ def test_flops_are_those_of_pytorchs_counter(name: str) -> None:
 def test_groups_of_a_convolution_are_convolutions_of_their_own(kind: type[nn.Module]) -> None:
     """PyTorch's counter has the gradient of the weights as if there were no groups, so it is no oracle here."""
     size = (7,) * int(kind.__name__[-2])
-    (ungrouped,) = trace(kind(2, 3, 3), torch.empty(2, 2, *size, requires_grad=True))
-    (grouped,) = trace(kind(8, 12, 3, groups=4), torch.empty(2, 8, *size, requires_grad=True))
+    (ungrouped,) = trace(kind(2, 3, 3), torch.empty(2, 2, *size, requires_grad=True)).layers
+    (grouped,) = trace(kind(8, 12, 3, groups=4), torch.empty(2, 8, *size, requires_grad=True)).layers
     assert grouped.forward_flops == 4 * ungrouped.forward_flops > 0
     assert grouped.backward_flops == 4 * ungrouped.backward_flops == 2 * grouped.forward_flops
 
 
 def test_the_worked_example() -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
-    first, relu, last = trace(model, torch.empty(4, 3))
+    first, relu, last = trace(model, torch.empty(4, 3)).layers
     assert [layer.name for layer in (first, relu, last)] == ["0", "1", "2"]
     assert [layer.kind for layer in (first, relu, last)] == ["Linear", "ReLU", "Linear"]
     assert [layer.forward_flops for layer in (first, relu, last)] == [120, 0, 80]
@@ -115,18 +115,18 @@ def test_frozen_parameters_have_no_gradients() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
     model[0].requires_grad_(False)
     model[1].bias.requires_grad_(False)
-    body, head = trace(model, torch.randn(2, 3))
+    body, head = trace(model, torch.randn(2, 3)).layers
     assert (body.parameter_bytes, body.gradient_bytes) == (64, 0)
     assert (head.parameter_bytes, head.gradient_bytes) == (100, 80)
 
 
 def test_the_first_layers_inputs_have_a_gradient_if_they_are_asked_for() -> None:
-    (layer,) = trace(nn.Linear(3, 5), torch.empty(4, 3, requires_grad=True))
+    (layer,) = trace(nn.Linear(3, 5), torch.empty(4, 3, requires_grad=True)).layers
     assert layer.backward_flops == 2 * layer.forward_flops
 
 
 def test_operators_of_a_block_are_its_own() -> None:
-    layers = {layer.name: layer for layer in trace(Block(), TOKENS)}
+    layers = {layer.name: layer for layer in trace(Block(), TOKENS).layers}
     assert list(layers) == ["embedding", "", "norm", "qkv", "out", "head"]
     assert layers[""].forward_flops == 2 * 2 * (2 * 4) * 6 * 6 * 4  # q @ k and the weights @ v; 8 heads, 6 tokens
     assert layers[""].backward_flops == 2 * layers[""].forward_flops
@@ -136,12 +136,12 @@ def test_operators_of_a_block_are_its_own() -> None:
 
 
 def test_parameters_that_a_module_uses_without_a_call_are_its_own() -> None:
-    layers = trace(nn.MultiheadAttention(8, 2), *[torch.empty(3, 2, 8)] * 3)
+    layers = trace(nn.MultiheadAttention(8, 2), *[torch.empty(3, 2, 8)] * 3).layers
     assert [(layer.name, layer.parameters) for layer in layers] == [("", 4 * 8 * 8 + 4 * 8)]
 
 
 def test_a_module_that_changes_its_input_has_its_own_backward_pass() -> None:
-    linear, relu = trace(nn.Sequential(nn.Linear(5, 5), nn.ReLU(inplace=True)), torch.empty(2, 5))
+    linear, relu = trace(nn.Sequential(nn.Linear(5, 5), nn.ReLU(inplace=True)), torch.empty(2, 5)).layers
     assert (linear.kind, relu.kind) == ("Linear", "ReLU")
     assert relu.backward_seconds > 0
 
@@ -155,7 +155,7 @@ def test_parameters_that_nothing_uses_are_the_models() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.used(x)  # type: ignore[no-any-return]
 
-    layers = trace(Unused(), torch.empty(2, 3))
+    layers = trace(Unused(), torch.empty(2, 3)).layers
     assert [(layer.name, layer.kind, layer.parameters) for layer in layers] == [
         ("used", "Linear", 12),
         ("", "Unused", 16),
@@ -164,7 +164,7 @@ def test_parameters_that_nothing_uses_are_the_models() -> None:
 
 def test_a_module_that_is_called_twice_is_one_layer() -> None:
     shared = nn.Linear(5, 5)
-    layers = trace(nn.Sequential(shared, nn.Tanh(), shared), torch.empty(2, 5))
+    layers = trace(nn.Sequential(shared, nn.Tanh(), shared), torch.empty(2, 5)).layers
     assert [(layer.kind, layer.forward_flops, layer.parameters) for layer in layers] == [
         ("Linear", 2 * 2 * 2 * 25, 30),
         ("Tanh", 0, 0),
@@ -183,7 +183,7 @@ def test_a_module_that_is_called_twice_is_one_layer() -> None:
 def test_networks_of_the_papers(name: str, shape: tuple[int, ...], multiply_adds: int) -> None:
     with torch.device("meta"):
         model = MODELS.load(name)(1000, 3)
-    layers = trace(model, torch.empty(shape))
+    layers = trace(model, torch.empty(shape)).layers
     assert sum(layer.forward_flops for layer in layers) == 2 * multiply_adds
     first = layers[0]
     expected = 3 * sum(layer.forward_flops for layer in layers) - first.forward_flops  # no gradient of the images
@@ -213,7 +213,7 @@ class WithoutMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTo
 def test_no_operator_takes_memory(model: nn.Module) -> None:
     inputs = TOKENS if isinstance(model, Block) else torch.empty(3, 2, 16)
     with WithoutMemory():
-        assert trace(model, inputs)
+        assert trace(model, inputs).layers
 
 
 class ReadsValues(nn.Module):
@@ -272,7 +272,7 @@ def test_a_model_whose_outputs_have_no_gradient_is_refused() -> None:
     for values in (False, True):
         with pytest.raises(UsageError, match="Wrapping returned a Wrapped without a tensor that needs a gradient: ret"):
             trace_values(Wrapping(3, 3), [example], nullcontext()) if values else trace(Wrapping(3, 3), example)
-    assert trace(Wrapping(3, 3).requires_grad_(requires_grad=False), example)
+    assert trace(Wrapping(3, 3).requires_grad_(requires_grad=False), example).layers
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -283,7 +283,7 @@ def test_what_a_checkpoint_makes_again_is_part_of_the_backward_pass_and_no_outpu
 
     inner = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
     x = torch.empty(4, 3, requires_grad=True)
-    once, again = ([layer for layer in trace(kind(inner), x) if layer.name] for kind in (Outer, Checkpointed))
+    once, again = ([layer for layer in trace(kind(inner), x).layers if layer.name] for kind in (Outer, Checkpointed))
     assert [layer.activation_bytes for layer in again] == [layer.activation_bytes for layer in once]
     assert [layer.forward_flops for layer in again] == [layer.forward_flops for layer in once]
     assert again[0].backward_flops == once[0].backward_flops + once[0].forward_flops
@@ -298,7 +298,7 @@ def test_plain_tensors_of_modules_are_copied_without_memory() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x * self.scale
 
-    (layer,) = trace(Scaled(), torch.empty(2, 3))
+    (layer,) = trace(Scaled(), torch.empty(2, 3)).layers
     assert (layer.kind, layer.activations) == ("Scaled", 6)
 
 
@@ -308,7 +308,7 @@ def network() -> nn.Sequential:
 
 def test_values_are_traced_as_shapes_are_with_seconds() -> None:
     example = torch.randn(5, 4)
-    values, shapes = trace_values(network(), (example,), nullcontext()), trace_shapes(network(), example)
+    values, shapes = trace_values(network(), (example,), nullcontext()), trace(network(), example)
     assert values.once == shapes.once == {"", "0", "1", "2", "3", "4"}
     assert [replace(layer, **NO_SECONDS) for layer in values.layers] == [
         replace(layer, **NO_SECONDS) for layer in shapes.layers
@@ -424,7 +424,7 @@ class Reading(nn.Module):
     ],
 )
 def test_reads_by_functions_methods_and_results_are_found(read: Read) -> None:
-    assert trace_shapes(Reading(read), torch.zeros(2, 4)).once == {""}
+    assert trace(Reading(read), torch.zeros(2, 4)).once == {""}
 
 
 @pytest.mark.parametrize(
@@ -435,7 +435,7 @@ def test_reads_by_functions_methods_and_results_are_found(read: Read) -> None:
     ],
 )
 def test_calls_and_what_a_part_has_too_are_not(read: Read) -> None:
-    assert "fc" in trace_shapes(Reading(read), torch.zeros(2, 4)).once
+    assert "fc" in trace(Reading(read), torch.zeros(2, 4)).once
 
 
 def test_hooks_read_outside() -> None:

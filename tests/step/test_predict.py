@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import StepError
-from unisono.plan.choose import layout_of
+from unisono.plan.choose import with_buckets
 from unisono.rules import BSP, BaseRule, DiLoCo, Exchange, LocalSGD
 from unisono.step.costs import Computing, Cost, Costs, Duration, Prediction
 from unisono.step.layout import ActivationExchange, Bucket, Layout
@@ -27,6 +27,10 @@ TWO = Computing(needed=(0, 4), ready=(12, 8), whole=12)
 """Two layers: forward until 8 at the latest, w1's gradient at 8, w0's at 12."""
 
 NAMES = sorted(OVERLAPS)
+
+
+def layout_of(computing: Computing, sent: list[Bucket], deferred: bool = True, ranks: int = 2) -> Layout:
+    return with_buckets(Layout(ranks, len(computing.needed), (), deferred=deferred), computing, sent)
 
 
 def played(computing: Computing, loads: list[Bucket], cost: Cost, name: str, deferred: bool) -> Prediction:

@@ -105,7 +105,7 @@ def test_a_layer_that_some_rank_does_not_call_stays_whole_and_counts() -> None:
     timed = tuple(replace(layer, forward_seconds=1, backward_seconds=2) for layer in layer_facts)
     links = GroupLinks(one_rank_per_node(4), *[LinkCosts(ANY, ANY)] * 2)
     inputs = inputs_of(timed, 2.0, links)
-    assert (inputs.step.computing.whole, inputs.scale) == (9, 2)
+    assert (inputs.step.costs.computing.whole, inputs.scale) == (9, 2)
     assert list(inputs.weights.items()) == [(name, 4 * 72) for name in "012"]
 
 

@@ -152,7 +152,7 @@ def test_a_network_that_begins_with_an_embedding_gets_tokens() -> None:
     network, _ = traced_network("gpt_small", "", (16,), 256)
     example = example_of(network, (16,), 2)
     assert (example.shape, example.dtype) == ((2, 16), torch.int64)
-    attention = next(layer for layer in trace(network, example) if layer.name == "h.0.attn")
+    attention = next(layer for layer in trace(network, example).layers if layer.name == "h.0.attn")
     assert attention.forward_flops == 2 * 2 * 2 * 16 * 16 * 128  # two products, masked places included
 
 

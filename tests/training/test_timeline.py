@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from tests.training.trace_format import check_trace
 
 from unisono.engine import OperationSpan
-from unisono.plan.choose import PredictionInputs, Setting, layout_of, predicted
+from unisono.plan.choose import PredictionInputs, Setting, predicted, with_buckets
 from unisono.rules import BSP
 from unisono.step import operations as op
 from unisono.step import program
 from unisono.step.costs import Computing, Cost, Costs
-from unisono.step.layout import Bucket
+from unisono.step.layout import Bucket, Layout
 from unisono.step.overlaps import OVERLAPS
 from unisono.step.predict import TaskSpan, steady_step
 from unisono.step.program import Operation, Task
@@ -62,7 +62,7 @@ def test_measured_and_predicted_spans_of_a_step_are_on_one_clock(
 ) -> None:
     monkeypatch.setattr(collecting.time, "perf_counter", lambda: 100.0)
     timeline = Timeline(cast("World", OneRank()))
-    inputs = PredictionInputs(BSP(), COMPUTING, lambda *_: BUCKETS, Cost(0.125, 0.0))
+    inputs = PredictionInputs(BSP(), Costs(Layout(2, 2, ()), COMPUTING, Cost(0.125, 0.0)), lambda *_: BUCKETS)
     chosen = predicted(inputs, Setting("chain", 1))
     for begin in (101.0, 103.0):
         timeline.begin_step(begin, chosen)
@@ -403,7 +403,8 @@ def test_predicted_spans_neither_overlap_nor_begin_before_their_step(
     overlap: str, deferred: bool, begins: list[int]
 ) -> None:
     computing = Computing((0.0, 2.0, 3.0), (16.0, 12.0, 8.0), 16.0, 0.5)
-    layout = layout_of(computing, [Bucket(4, (2,)), Bucket(2, (1,)), Bucket(1, (0,))], deferred)
+    sent = [Bucket(4, (2,)), Bucket(2, (1,)), Bucket(1, (0,))]
+    layout = with_buckets(Layout(2, 3, (), deferred=deferred), computing, sent)
     step = spans_of(steady_step(BSP(overlap=overlap), Costs(layout, computing, Cost(0.5, 1.0))))
     for begin in begins:
         alone = lay([(begin, step)])

@@ -95,7 +95,7 @@ def _check(
     oversubscribe: float | None,
 ) -> None:
     """Raise UsageError for options of `case_of` that do not fit each other; those `given` describe the network."""
-    from unisono.plan.collective_costs import check_ranks
+    from unisono.plan.machines import check_ranks
 
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} each describe the network; give one of them")

@@ -42,7 +42,7 @@ def papers(
     failed = measure and _measure(chosen, folder)
     shown = [with_own(figure, folder) for figure in chosen]
     if picture is not None:
-        from unisono.papers.picture import draw
+        from unisono.papers.report import draw
         from unisono.view.chart import write_drawing
 
         write_drawing(picture, partial(draw, shown[0]), "--picture")

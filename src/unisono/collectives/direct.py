@@ -124,7 +124,8 @@ def _play(
 ) -> None:
     """Play a schedule of a collective on flat memory of a device; with `op` None it is only moved."""
     asked = PlanRequest(collective, algorithm, payload.dtype, payload.nbytes, None, op, root)
-    plan = plan_of(asked, group.plans.choose(collective, algorithm, payload.nbytes))  # sockets reach no device
+    with Checks(group, collective):
+        plan = plan_of(asked, group.plans.choose(collective, algorithm, payload.nbytes))  # sockets reach no device
     program = group.plans.program(group.plans.schedule(plan))
     parts = collective in ("reduce_scatter", "all_gather")
     pieces = cut_program(program, len(payload), PIECE_BYTES // payload.itemsize, parts)

@@ -115,6 +115,7 @@ class Group:
         first call. None for one rank and for several nodes, and where it is too little: then all data goes by messages,
         and each rank counts as a node of its own."""
         if self._memory_made:
+            assert self._memory is not None or not self.one_node or self.size == 1, "the group was freed"
             return self._memory
         self._memory_made = True
         self._memory = self._make_together(call, lambda: make_node_memory(self.comm, self.ranks, self.check))

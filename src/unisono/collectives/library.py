@@ -87,8 +87,9 @@ def _swap_order(bits: torch.Tensor) -> torch.Tensor:
 
 def by_library(group: Group, plan: Plan) -> Prepared:
     """Prepare a collective that the MPI library carries out."""
-    reductions = {"allreduce": _reduce, "reduce": _reduce, "reduce_scatter": _reduce_scatter}
-    return reductions.get(plan.collective, _move)(group, plan)
+    if plan.op is None:
+        return _move(group, plan)
+    return (_reduce_scatter if plan.collective == "reduce_scatter" else _reduce)(group, plan)
 
 
 def _reduce(group: Group, plan: Plan) -> Prepared:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 AUTO = "auto"
 
 MAX_PLANS, MAX_PREPARED = 4096, 256
-"""Largest numbers that a group keeps."""
+"""Largest numbers of plans and of prepared collectives that a group keeps."""
 
 
 class PlanRequest(NamedTuple):
@@ -221,6 +221,7 @@ def _played(
     by_chunk = plan.collective in ("reduce_scatter", "all_gather")
     pieces = cut_program(program, plan.length, pace.chunk_length, by_chunk)
     arithmetic, itemsize, node_ranks = plan.arithmetic, plan.dtype.itemsize, group.node_ranks
+    is_near = [rank in node_ranks for rank in range(group.size)]
     wire_between_nodes = plan.encoding is not None and program.landing_remote is not None and len(node_ranks) > 1
 
     def play_at(address: int, fingerprint: int, *kept: object) -> None:
@@ -231,7 +232,7 @@ def _played(
             near = MailboxTransport(within[0], node_ranks, within[1], memory, arithmetic, fingerprint)
         elif wire_between_nodes:
             near = MessageTransport(group.messages, memory, arithmetic, None, fingerprint)
-        by_peer: list[Transport] = [near if rank in node_ranks else messages for rank in range(group.size)]
+        by_peer: list[Transport] = [near if on_node else messages for on_node in is_near]
         wait = partial(wait_until, check_interrupt=group.check, max_sleep_seconds=pace.max_sleep_seconds)
         rounds = Rounds(group.rank, arithmetic.view(memory), arithmetic, by_peer, wait)
         try:

@@ -40,7 +40,8 @@ class ReadyInPython:
 
     def play(self, parameters: Key, *tensors: torch.Tensor) -> bool:
         """Carry out what is kept for tensors, and return True; else return False."""
-        key = _key_of(parameters, tensors)
+        if not (key := _key_of(parameters, tensors)):
+            return False
         if (play := self._plays.get(key)) is not None:
             play()
             return True

@@ -195,11 +195,8 @@ class Calibration(NamedTuple):
 
 def calibrate(entries: Sequence[LedgerEntry], by: str = "version") -> list[Calibration]:
     """Return the calibration of each group, in the order of their names."""
-    groups: dict[str, list[LedgerEntry]] = {}
-    for entry in entries:
-        groups.setdefault(group_of(entry, by), []).append(entry)
     calibrations = []
-    for name, runs in sorted(groups.items()):
+    for name, runs in grouped(entries, by).items():
         median, high = np.percentile([run.error for run in runs], [50, 95]).tolist()
         shares = [run.prediction.share for run in runs if run.prediction.has_interval]
         covered = sum(run.covered for run in runs if run.prediction.has_interval)
@@ -208,20 +205,23 @@ def calibrate(entries: Sequence[LedgerEntry], by: str = "version") -> list[Calib
     return calibrations
 
 
-def group_of(entry: LedgerEntry, by: str) -> str:
-    """Return the group of a run by a label, or by a fact of its prediction; "-" where it lacks that label."""
-    return entry.labels.get(by, facts_of(entry).get(by, "-"))
+def grouped(entries: Sequence[LedgerEntry], by: str) -> dict[str, list[LedgerEntry]]:
+    """Return the runs by their values of a label, in the order of these; "-" has those that lack it."""
+    groups: dict[str, list[LedgerEntry]] = {}
+    for entry in entries:
+        groups.setdefault(labels_of(entry).get(by, "-"), []).append(entry)
+    return dict(sorted(groups.items()))
 
 
 def check_label(entries: Sequence[LedgerEntry], by: str) -> None:
     """Raise UsageError, listing the labels, for one that no run has."""
-    known = sorted({name for entry in entries for name in (*entry.labels, *facts_of(entry))})
+    known = sorted({name for entry in entries for name in labels_of(entry)})
     if entries and by not in known:
         raise UsageError(f"--by {by}: no run has this label; there are {', '.join(known)}")
 
 
-def facts_of(entry: LedgerEntry) -> Mapping[str, str]:
-    """Return what runs can be grouped by besides their labels."""
+def labels_of(entry: LedgerEntry) -> Mapping[str, str]:
+    """Return what a run can be grouped by: facts of its prediction, and labels of its own."""
     run = entry.prediction.run
     return {
         "version": entry.version,
@@ -234,6 +234,7 @@ def facts_of(entry: LedgerEntry) -> Mapping[str, str]:
         "nodes": str(run.nodes),
         "overlap": entry.prediction.program.overlap,
         "wire": entry.prediction.program.wire or "-",
+        **entry.labels,
     }
 
 

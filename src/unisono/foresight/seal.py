@@ -126,11 +126,6 @@ class SealedPrediction:
         return self.parts.step
 
     @property
-    def all_steps(self) -> float:
-        """Seconds of all steps of the run; its start, tests and checkpoints are not in it."""
-        return self.run.steps * self.step
-
-    @property
     def has_interval(self) -> bool:
         """True where the prediction has an interval."""
         return self.high > self.low
@@ -161,7 +156,7 @@ def write_seal(folder: Path, prediction: SealedPrediction) -> Seal:
     Raises UsageError where it cannot be written. The caller holds the lock of the folder.
     """
     path = _path(folder, len(seals_of(folder)) + 1)
-    content = as_json(prediction, step=prediction.step, all_steps=prediction.all_steps)
+    content = as_json(prediction, step=prediction.step, all_steps=prediction.run.steps * prediction.step)
     sealing = naming_os_errors(f"cannot seal the prediction in {path}", remedy="; free space there")
     with sealing, write_atomically(path) as aside:
         aside.write_bytes(content)

@@ -68,7 +68,7 @@ from unisono.measure.timing import (
 from unisono.network import Network, estimate
 from unisono.network.choice import COLLECTIVES, LIBRARY, ChoiceRow, parse_table
 from unisono.placement import Placement, place
-from unisono.plan.machines import MachineFacts, read_machine
+from unisono.plan.machines import MachineFacts, parse_machine
 from unisono.schedules import candidates, find
 from unisono.world import World
 
@@ -202,7 +202,7 @@ def machine_at(path: Path) -> MachineFacts | None:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         if "name" in content:
-            return read_machine(path)
+            return parse_machine(content, f"{path} is no machine")
         if content:
             parse_table(content, "it has no name, as machines have, and is no table of choices either")
     except FileNotFoundError:

@@ -47,8 +47,7 @@ from unisono.measure.timing import LONG_CALL_SECONDS, MAX_TRIALS, collective_cal
 from unisono.network.choice import ChoiceRow
 from unisono.placement import Placement
 from unisono.plan.choose import MEASURED_BUCKET_BYTES
-from unisono.plan.collective_costs import BYTES_OF_A_SUM
-from unisono.plan.machines import BFLOAT16, CONVOLUTION_KIND, FLOAT32, FLOAT32_WIRE, LINEAR_KIND
+from unisono.plan.machines import BFLOAT16, BYTES_OF_A_SUM, CONVOLUTION_KIND, FLOAT32, FLOAT32_WIRE, LINEAR_KIND
 from unisono.wires import encoded_share
 from unisono.world import World
 

@@ -51,7 +51,6 @@ class BucketSlice(NamedTuple):
 
     @property
     def memory(self) -> MemoryKind:
-        """Memory that the bucket lies in."""
         return self.dtype, self.parts
 
     @property
@@ -66,7 +65,6 @@ class MemoryLayout(NamedTuple):
     starts: tuple[int, ...]
     """First element of each parameter, in its memory."""
     lengths: Mapping[MemoryKind, int]
-    """Number of elements in each memory."""
     buckets: tuple[BucketSlice, ...]
 
 

@@ -16,16 +16,14 @@ the link would do later goes where it would be idle:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from unisono.placement import Partition
 from unisono.rules import BaseRule
-from unisono.step.costs import Computing, Cost, Costs, Duration, Prediction
-from unisono.step.layout import ActivationExchange, Bucket, Layout
+from unisono.step.costs import Computing, Cost, Costs, Prediction
+from unisono.step.layout import Bucket, Layout
 from unisono.step.overlaps import OVERLAPS, find_overlap
 from unisono.step.predict import predict
 from unisono.step.rule import AUTO, Members, RankState
@@ -112,25 +110,19 @@ class PredictionInputs(NamedTuple):
     """Inputs of a prediction besides the setting."""
 
     rule: BaseRule
-    computing: Computing
+    costs: Costs
+    """Costs of its tasks, in a layout that has no buckets yet."""
     buckets: Buckets
-    cost: Cost
-    deferred: bool = True
-    """True where parameters are waited for when they are read."""
-    ranks: int = 2
-    """Number of ranks: a sharded rule updates a share of the weights on each."""
-    clip: float | None = None
-    """Largest norm of all gradients together, for which updates wait."""
-    layer_norms: bool = False
-    """True where the optimizer's step needs norms of whole layers."""
     nodes: int = 1
     """Number of nodes that the ranks are on."""
-    groups: Mapping[tuple[int, ...], Cost] = MappingProxyType({})
-    """Cost of an allreduce of ranks that hold the same part of split layers."""
-    activations: tuple[tuple[ActivationExchange, Duration], ...] = ()
-    """Exchanges of split layers in a step."""
-    placed: Partition = ()
-    """Ranks of each node, which may sum buckets in phases; empty where they are not known."""
+
+
+def prediction_inputs(
+    rule: BaseRule, computing: Computing, cost: Cost, buckets: Buckets, ranks: int, count: int, /, **layout: Any
+) -> PredictionInputs:
+    """Return the inputs of a prediction on `ranks` ranks of `count` nodes, with other fields of its layout."""
+    costs = Costs(Layout(ranks, len(computing.needed), (), **layout), computing, cost)
+    return PredictionInputs(rule, costs, buckets, count)
 
 
 def overlaps_of(rule: BaseRule) -> tuple[str, ...]:
@@ -164,9 +156,9 @@ def initial_setting(rule: BaseRule, buckets: Buckets, ranks: int) -> Setting:
 
 def chosen_setting(inputs: PredictionInputs) -> Candidate:
     """Return the setting that a run chooses, in at most MAX_BUCKETS buckets, with its prediction."""
-    rule = inputs.rule
-    if not is_searched(rule) or inputs.ranks == 1:
-        return predicted(inputs, initial_setting(rule, inputs.buckets, inputs.ranks))
+    rule, ranks = inputs.rule, inputs.costs.layout.ranks
+    if not is_searched(rule) or ranks == 1:
+        return predicted(inputs, initial_setting(rule, inputs.buckets, ranks))
     few = [size for size in sizes_of(rule) if len(inputs.buckets(size, 1)) <= MAX_BUCKETS]
     return candidates(inputs, few or sizes_of(rule)[-1:])[0]
 
@@ -229,23 +221,20 @@ def predicted(inputs: PredictionInputs, setting: Setting) -> Candidate:
 
     Only `chain` and `phases` with a deferred wait gain from another order than that in which buckets fill.
     """
-    computing, buckets = inputs.computing, inputs.buckets(setting.bucket_bytes, setting.end_ratio)
+    costs, sharded = inputs.costs, inputs.rule.traits.state is RankState.SHARDED
+    computing, buckets = costs.computing, inputs.buckets(setting.bucket_bytes, setting.end_ratio)
     order, halves = tuple[int, ...](), tuple[int, ...]()
-    if not inputs.deferred and inputs.rule.traits.state is not RankState.SHARDED:
+    if not costs.layout.deferred and not sharded:
         computing = computing.with_update_first(sum(bucket.nbytes for bucket in buckets))
-    if inputs.deferred and not find_overlap(setting.overlap).by_main:
-        share = 1 / inputs.ranks if inputs.rule.traits.state is RankState.SHARDED else None
-        served = sequence(computing, buckets, inputs.cost, share)
+    if costs.layout.deferred and not find_overlap(setting.overlap).by_main:
+        share = 1 / costs.layout.ranks if sharded else None
+        served = sequence(computing, buckets, costs.collective, share)
         order = tuple(dict.fromkeys(served))
         keys = {index: key for key, index in enumerate(order, 1)}
         halves = () if share is None else tuple(keys[index] for index in served)
-    sent = [buckets[index] for index in order] or buckets
-    layout = layout_of(computing, sent, inputs.deferred, inputs.ranks)
-    exchanges, durations = zip(*inputs.activations, strict=True) if inputs.activations else ((), ())
-    layout = replace(layout, clip=inputs.clip, layer_norms=inputs.layer_norms, halves=halves, activations=exchanges)
-    layout = replace(layout, nodes=inputs.placed)
+    layout = with_buckets(costs.layout, computing, [buckets[index] for index in order] or buckets, halves)
     rule = replace(inputs.rule, overlap=setting.overlap, outstanding=setting.outstanding)
-    costs = Costs(layout, computing, inputs.cost, inputs.groups, durations)
+    costs = replace(costs, layout=layout, computing=computing)
     return Candidate(setting._replace(sequence=order, halves=halves), predict(rule, costs), rule, costs)
 
 
@@ -263,13 +252,11 @@ def parts_of(computing: float, silent: float, step: float) -> StepParts:
 def sequence(
     computing: Computing, loads: Sequence[Bucket], cost: Cost, updated_share: float | None = None
 ) -> tuple[int, ...]:
-    """Return the order of exchange of these buckets, by number. Whenever an exchange ends, the ready bucket that is
-    needed first goes next.
+    """Return the order of exchange of these buckets, by number.
 
     With `updated_share` each goes in halves, and is there twice: first its reduce-scatter, then its all-gather, which
     is ready when that share of the bucket has been updated. For an all-gather the link waits if that is more urgent
-    than what is there, and comes before the end of what is there. So it gathers the weights of large last layers while
-    earlier gradients are still computed, and has nothing of them left after the first layers'.
+    than what is there, and comes before the end of what is there.
     """
     halves = updated_share is not None
     taken = [cost.seconds(load.nbytes) / (1 + halves) for load in loads]
@@ -301,12 +288,12 @@ def sequence(
     return tuple(order)
 
 
-def layout_of(computing: Computing, sent: Sequence[Bucket], deferred: bool, ranks: int = 2) -> Layout:
-    """Return the layout of buckets that are sent in this order."""
+def with_buckets(layout: Layout, computing: Computing, sent: Sequence[Bucket], halves: tuple[int, ...] = ()) -> Layout:
+    """Return the layout with buckets that are sent in this order."""
     full = [max(computing.ready[parameter] for parameter in bucket.parameters) for bucket in sent]
     filled = tuple(1 + place for place in sorted(range(len(sent)), key=full.__getitem__))
     needed = tuple(sorted(range(len(computing.needed)), key=computing.needed.__getitem__))
-    return Layout(ranks, len(computing.needed), tuple(sent), filled, needed, deferred=deferred)
+    return replace(layout, buckets=tuple(sent), filled=filled, needed=needed, halves=halves)
 
 
 def _best(inputs: PredictionInputs, settings: Iterable[Setting]) -> Candidate:

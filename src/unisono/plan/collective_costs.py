@@ -53,11 +53,11 @@ from unisono.network.pace import pace_of
 from unisono.network.price import examined_ranks
 from unisono.placement import Placement, place
 from unisono.plan.choose import MEASURED_BUCKET_BYTES
-from unisono.plan.machines import FLOAT32_WIRE, MAX_RANKS, CollectiveRow, MachineFacts
+from unisono.plan.machines import FLOAT32_WIRE, CollectiveRow, MachineFacts
 from unisono.schedules import SCHEDULES, algorithm_of, check, find, names
 from unisono.schedules.numbering import round_robin
 from unisono.schedules.schedule import Action, Algorithm, Program, cuts_alike
-from unisono.step.costs import Cost, fit
+from unisono.step.costs import FREE, Cost, fit
 from unisono.step.rule import AUTO
 from unisono.wires import WIRES, encoded_share, wire_of
 
@@ -68,12 +68,6 @@ ELEMENT_BYTES = 4
 """Bytes of an element of the payload: float32."""
 
 MIN_EXAMINED_RANKS = 4
-
-BYTES_OF_A_SUM = 3
-"""Bytes of memory that are read and written for each byte that is summed into place."""
-
-FREE = Cost(0.0, 0.0)
-"""Cost where nothing goes over a link."""
 
 BASES: Mapping[str, str] = {
     "measured": "measured",
@@ -131,12 +125,6 @@ class CollectiveCase:
     def bound(self, nbytes: int, uneven: Uneven = EVEN) -> float:
         """Return the least seconds that the links between nodes need."""
         return bound(self.collective, self.placement, self.network(), nbytes, uneven)
-
-
-def check_ranks(ranks: int) -> None:
-    """Raise UsageError for too many ranks, before anything is made for each of them."""
-    if ranks > MAX_RANKS:
-        raise UsageError(f"{ranks:,} ranks are too many to price; the limit is {MAX_RANKS:,}")
 
 
 class LeftOut(NamedTuple):
@@ -295,7 +283,7 @@ class _PricedCall(NamedTuple):
     @property
     def case(self) -> CollectiveCase:
         placement = placement_of(self.nodes, self.ranks_per_node, self.machine.topology.supernode)
-        table = ScheduleTable({}, network_of(self.machine, self.ranks_per_node))
+        table = ScheduleTable({}, self.machine.network(self.ranks_per_node))
         return CollectiveCase(self.collective, placement, table, self.wire)
 
 
@@ -374,15 +362,6 @@ def _estimated(call: _PricedCall, nbytes: int) -> tuple[str, float]:
     algorithm, uneven = case.algorithm(schedule), uneven_of(call.machine, call.nodes)
     network = case.network(by_node=algorithm(0, ranks).landing_remote is not None)
     return schedule, float(estimate(algorithm, placement, network, nbytes, uneven=uneven))
-
-
-def network_of(machine: MachineFacts, ranks_per_node: int) -> Network:
-    """Return the machine's network, with the seconds of sums by the memory of a node, which its ranks share.
-
-    Raises NetworkError for a machine without a bandwidth.
-    """
-    memory = machine.node.memory_bandwidth
-    return machine.network(BYTES_OF_A_SUM * ranks_per_node / memory if memory else 0.0)
 
 
 def uneven_of(machine: MachineFacts, nodes: int) -> Uneven:

@@ -44,11 +44,6 @@ class Loading(NamedTuple):
     in_turn: float = 0.0
     """Seconds that decoding takes from the cores that compute; 0 where accelerators do."""
 
-    @property
-    def beside(self) -> float:
-        """Seconds until a batch is ready, beside the step before: reading and decoding overlap."""
-        return max(self.reading, self.decoding)
-
 
 def loading_of(machine: MachineFacts, facts: SampleFacts, samples: float, ranks_per_node: int) -> Loading:
     """Return the seconds to load `samples` samples on a node; 0 without their rates (`unknown_rates`)."""
@@ -62,8 +57,9 @@ def loading_of(machine: MachineFacts, facts: SampleFacts, samples: float, ranks_
 
 
 def least_step(computing: float, update: float, loading: Loading) -> float:
-    """Return the seconds that a step takes at least with this loading: it waits for its batch and for the cores."""
-    return max(computing + update + loading.in_turn, loading.beside)
+    """Return the seconds that a step takes at least with this loading: it waits for the cores, and for its batch,
+    which is read and decoded at once, beside the step before."""
+    return max(computing + update + loading.in_turn, loading.reading, loading.decoding)
 
 
 def held_bytes(facts: SampleFacts, samples: int | None, nodes: int, ranks: int) -> float:

@@ -42,6 +42,15 @@ FLOAT32_WIRE = "float32"
 MAX_RANKS = 40_960
 """Largest number of ranks: TaihuLight's nodes. The price of a ring then examines the 81,918 rounds of a few ranks."""
 
+BYTES_OF_A_SUM = 3
+"""Bytes of memory that are read and written for each byte that is summed into place."""
+
+
+def check_ranks(ranks: int) -> None:
+    """Raise UsageError for too many ranks, before anything is made for each of them."""
+    if ranks > MAX_RANKS:
+        raise UsageError(f"{ranks:,} ranks are too many to price; the limit is {MAX_RANKS:,}")
+
 
 @dataclass(frozen=True)
 class NodeFacts:
@@ -132,9 +141,7 @@ class ProbeFacts:
 
     date: str = ""
     version: str = ""
-    """Version of Unisono."""
     hosts: tuple[str, ...] = ()
-    """Host name of each node."""
     ranks: int = number(0, above=0)
     nodes: int = number(0, above=0)
     seconds: float = number(0.0, above=0)
@@ -254,11 +261,11 @@ class MachineFacts:
         peak = "computing at 100% of the peak: no efficiency is known"
         return {**self.assumed, **({} if self.networks else {f"efficiency.{kind}": peak for kind in unknown})}
 
-    def network(self, gamma: float = 0.0) -> Network:
-        """Return the links between nodes, all adapters together; `gamma` is the seconds to sum a byte.
-
-        Raises NetworkError for a machine without a bandwidth.
-        """
+    def network(self, ranks_per_node: int = 0) -> Network:
+        """Return the links between nodes, all adapters together, and the seconds to sum a byte by the memory that the
+        ranks of a node share; 0 ranks: sums are free. Raises NetworkError for a machine without a bandwidth."""
+        memory = self.node.memory_bandwidth
+        gamma = BYTES_OF_A_SUM * ranks_per_node / memory if memory else 0.0
         beta = 1 / self.link.total_bandwidth if self.link.total_bandwidth else 0.0
         supernode = self.topology.supernode
         uplink = self.topology.oversubscription * beta / supernode if supernode else None
@@ -268,7 +275,6 @@ class MachineFacts:
 TABLES: Mapping[str, Any] = {
     name: kind for name, kind in get_type_hints(MachineFacts).items() if is_dataclass(kind) and name != "choices"
 }
-"""Tables of values, by their names."""
 
 
 def machine_names() -> list[str]:
@@ -291,11 +297,6 @@ def find_machine(name: str) -> MachineFacts:
         known_names = ", ".join(machine_names())
         missing = f"no file {name}, and no machine of that name" if path == Path(name) else f"no machine {name}"
         raise UsageError(f"{missing}: there are {known_names}, or give a TOML file, such as ./mine.toml")
-    return read_machine(path)
-
-
-def read_machine(path: Path) -> MachineFacts:
-    """Return the machine of a file. Raises UsageError for one that is no machine."""
     source = f"{path} is no machine"
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
@@ -322,7 +323,7 @@ def parse_machine(tables: Mapping[str, Any], source: str) -> MachineFacts:
 
 
 def machine_text(machine: MachineFacts) -> str:
-    """Return the file of a machine, as `read_machine` reads it; values that are not known are left out."""
+    """Return the file of a machine, as `find_machine` reads it; values that are not known are left out."""
     content = known(machine)
     lists = {key: content.pop(key) for key in ("network", "product", "collective") if key in content}
     lines = (f"\n[[{key}]]\n{tomli_w.dumps(row)}" for key, some in lists.items() for row in some)

@@ -53,10 +53,10 @@ import torch
 from unisono.errors import UsageError
 from unisono.network.choice import LIBRARY
 from unisono.optimizers import make_optimizer
-from unisono.plan.collective_costs import ExchangeCost, check_ranks, exchange_cost
+from unisono.plan.collective_costs import ExchangeCost, exchange_cost
 from unisono.plan.layer_plan import PART, Split
 from unisono.plan.loading import Loading, SampleFacts, held_bytes, loading_of
-from unisono.plan.machines import CONVOLUTION_KIND, LINEAR_KIND, EfficiencyFacts, MachineFacts, ProductRow
+from unisono.plan.machines import CONVOLUTION_KIND, LINEAR_KIND, EfficiencyFacts, MachineFacts, ProductRow, check_ranks
 from unisono.plan.split import SplitInputs, SplitModel
 from unisono.plan.trace import TracedLayer
 from unisono.rules import BaseRule
@@ -89,7 +89,6 @@ class PlannedRun:
     layer_norms: bool = False
     """True where the optimizer's step needs norms of whole layers."""
     samples: SampleFacts = field(default_factory=SampleFacts)
-    """Samples as they are stored and loaded."""
     epoch_samples: int | None = None
     """Training samples of an epoch; None: not known."""
     test_samples: int = 0
@@ -209,12 +208,8 @@ def nearest_product(rows: Sequence[ProductRow], shape: ProductShape) -> ProductR
 def product_seconds(
     layer: TracedLayer, flops: float, machine: MachineFacts, direction: str = "step", scale: float = 1.0
 ) -> float:
-    """Return the seconds of FLOPs of this layer on one node.
-
-    The rate is that of the nearest row of the machine (`nearest_product`) for a rank's `scale` times the traced
-    samples: of its "forward" or "backward" pass, or of both in a "step". Without rows of its kind, the node's peak
-    times the efficiency of the kind.
-    """
+    """Return the seconds of FLOPs of this layer on one node, where a rank has `scale` times the traced samples: of its
+    "forward" or "backward" pass, or of both in a "step"."""
     shape = shape_of_product(layer, scale) if machine.products else None
     row = nearest_product(machine.products, shape) if shape else None
     if row is not None:
@@ -252,11 +247,8 @@ def at_rate_of(
 def computing_of(
     layers: Sequence[TracedLayer], machine: MachineFacts, traced: int, samples: int, ranks_per_node: int = 1
 ) -> Computing:
-    """Return the times of a step on one of a node's ranks for `samples` samples, of layers traced for `traced`.
-
-    The trained parameters of a layer count as one: needed when its forward pass begins, with a gradient when its
-    backward pass ends. The backward pass goes through the layers in reverse order. Ranks of a node share its computing.
-    """
+    """Return the times of a step on one of a node's ranks, which share its computing, for `samples` samples, of layers
+    traced for `traced`. The trained parameters of a layer count as one."""
     scale = samples / traced
     of_node = scale * ranks_per_node
     forward = [product_seconds(layer, layer.forward_flops, machine, "forward", scale) * of_node for layer in layers]
@@ -309,10 +301,8 @@ def rank_memory(run: PlannedRun) -> RankMemory:
 
 
 def memory_with(splits: Mapping[str, Split], unsplit: RankMemory, inputs: SplitInputs) -> RankMemory:
-    """Return the memory of a rank with these splits, from that without: of weights its parts, and all that is whole.
-
-    A split layer keeps the inputs of its group, or its part of them, for the backward pass.
-    """
+    """Return the memory of a rank with these splits, from that without: of weights its parts, and all that is whole. A
+    split layer keeps the inputs of its group, or its part of them, for the backward pass."""
     by_name = {layer.name: layer for layer in inputs.layers}
     total = weights = float(sum(inputs.weights.values()))
     kept = 0.0

@@ -45,19 +45,13 @@ from unisono.plan.choose import (
     chosen_setting,
     parts_of,
     predicted,
+    prediction_inputs,
 )
-from unisono.plan.collective_costs import FREE, exchange_cost, placement_of, uneven_of
+from unisono.plan.collective_costs import exchange_cost, placement_of, uneven_of
 from unisono.plan.layer_plan import Split
 from unisono.plan.loading import least_step
 from unisono.plan.machines import NodeFacts
-from unisono.plan.planned_run import (
-    PlannedRun,
-    RankMemory,
-    check_run,
-    computing_of,
-    memory_with,
-    rank_memory,
-)
+from unisono.plan.planned_run import PlannedRun, RankMemory, check_run, computing_of, memory_with, rank_memory
 from unisono.plan.split import (
     LEAST_GAIN,
     GroupLinks,
@@ -69,7 +63,7 @@ from unisono.plan.split import (
     sent_of,
     with_splits,
 )
-from unisono.step.costs import Cost, fit
+from unisono.step.costs import FREE, Cost, fit
 from unisono.step.rule import RankState
 
 INTERVAL_ERROR = 0.048
@@ -174,30 +168,21 @@ def predict_step(run: PlannedRun, cost: Cost) -> tuple[PredictionInputs, Candida
 
 def inputs_of(run: PlannedRun, cost: Cost) -> PredictionInputs:
     """Return the inputs of the prediction where exchanges have this cost."""
-    rule, played = run.rule, min(run.ranks, MAX_PLAYED_RANKS)
-    computing = computing_of(run.layers, run.machine, run.traced, run.samples_of_rank, run.ranks_per_node)
-    update = update_seconds(run) * (played / run.ranks if rule.traits.state is RankState.SHARDED else 1)
+    node, sharded = run.machine.node, run.rule.traits.state is RankState.SHARDED
     sizes = [layer.gradient_bytes for layer in run.layers if layer.gradient_bytes]
-    node = run.machine.node
+    played = min(run.ranks, MAX_PLAYED_RANKS)
     copying = max(run.ranks_per_node, node.accelerators) if run.ranks > 1 else 0  # each all gradients, at once
-    if rule.traits.state is RankState.SHARDED:  # the sum of flags besides the two that were priced
-        cost = cost._replace(latency=cost.latency * COLLECTIVES_OF_A_SHARD / 2)
-    return PredictionInputs(
-        rule,
-        replace(
-            computing,
-            update=update,
-            pack=copying / node.to_host if node.to_host else 0.0,
-            unpack=copying / node.to_device if node.to_device else 0.0,
-            streams=node.to_host > 0,
-        ),
-        partial(buckets_of, sizes),
-        cost,
-        ranks=played,
-        clip=run.clip,
-        layer_norms=run.layer_norms,
-        nodes=run.nodes,
+    computing = replace(
+        computing_of(run.layers, run.machine, run.traced, run.samples_of_rank, run.ranks_per_node),
+        update=update_seconds(run) * (played / run.ranks if sharded else 1),
+        pack=copying / node.to_host if node.to_host else 0.0,
+        unpack=copying / node.to_device if node.to_device else 0.0,
+        streams=node.to_host > 0,
     )
+    if sharded:  # the sum of flags besides the two that were priced
+        cost = cost._replace(latency=cost.latency * COLLECTIVES_OF_A_SHARD / 2)
+    buckets, asked = partial(buckets_of, sizes), {"clip": run.clip, "layer_norms": run.layer_norms}
+    return prediction_inputs(run.rule, computing, cost, buckets, played, run.nodes, **asked)
 
 
 def update_seconds(run: PlannedRun) -> float:
@@ -244,7 +229,7 @@ def _with_split_layers(
         return []
     inputs = with_splits(given, splits)
     sent = (sent_of(given, layer, splits.get(layer.name)) for layer in given.layers)
-    exchanged = sum(exchange.nbytes for exchange in sent) / gradient_bytes(1, inputs.ranks, 1)
+    exchanged = sum(exchange.nbytes for exchange in sent) / gradient_bytes(1, run.ranks, 1)
     memory = memory_with(splits, unsplit.memory, given)
     played = chosen_setting(inputs) if choice is None else choice.prediction
     row = row_of(run, inputs, played, memory, exchanged, alone)
@@ -255,7 +240,6 @@ def _with_split_layers(
 def split_inputs(run: PlannedRun, step: PredictionInputs, facts: tuple[LayerFacts, ...]) -> SplitInputs:
     """Return the inputs of the choice of splits for a step that is predicted in data parallelism."""
     placement = placement_of(run.nodes, run.ranks_per_node, run.machine.topology.supernode)
-    weights = {layer.name: layer.gradient_bytes for layer in run.layers if layer.gradient_bytes}
 
     def of_sent(nodes: int) -> LinkCosts:
         """Return the costs on so many nodes, by the bytes that a rank sends."""
@@ -265,7 +249,7 @@ def split_inputs(run: PlannedRun, step: PredictionInputs, facts: tuple[LayerFact
         return LinkCosts(gradients, plain._replace(latency=plain.latency / 2))  # an all-gather has half the messages
 
     links = GroupLinks(placement, of_sent(run.nodes), of_sent(1))
-    return SplitInputs(facts, step, weights, run.samples_of_rank / run.traced, links)
+    return SplitInputs(facts, step, run.samples_of_rank / run.traced, links)
 
 
 def epoch_seconds(samples: int, minibatch: int, step_seconds: float) -> float:
@@ -288,7 +272,7 @@ def row_of(
     setting, loading = played.setting, run.loading
     parts, least = parts_with_loading(run, inputs, played)
     step, without_loading = parts.step, replace(parts, loading=0.0).step
-    error = INTERVAL_ERROR * without_loading if inputs.cost != FREE else 0.0
+    error = INTERVAL_ERROR * without_loading if inputs.costs.collective != FREE else 0.0
     row = RunPlan(
         **vars(parts),
         rule=run.rule_name,
@@ -310,13 +294,13 @@ def row_of(
         decoding=loading.decoding,
         basis=run.exchange.basis,
     )
-    return replace(row, bottleneck=bottleneck(row, exchanged * inputs.cost.per_byte, run.machine.node))
+    return replace(row, bottleneck=bottleneck(row, exchanged * inputs.costs.collective.per_byte, run.machine.node))
 
 
 def parts_with_loading(run: PlannedRun, inputs: PredictionInputs, played: Candidate) -> tuple[StepParts, float]:
     """Return the parts of a step that was played, with its loading, and the seconds that it takes at least."""
-    silent = predicted(inputs._replace(cost=FREE, groups={}, activations=()), played.setting).prediction.step
-    parts = parts_of(inputs.computing.whole, silent, played.prediction.step)
+    silent = predicted(inputs._replace(costs=inputs.costs.without_exchanges()), played.setting).prediction.step
+    parts = parts_of(inputs.costs.computing.whole, silent, played.prediction.step)
     least = least_step(parts.computing, parts.update, run.loading)
     return replace(parts, loading=max(0.0, least - parts.step)), least
 

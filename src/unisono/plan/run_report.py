@@ -29,12 +29,9 @@ from unisono.plan.loading import held_bytes, unknown_rates
 from unisono.plan.planned_run import PlannedRun, product_seconds
 from unisono.plan.run_plan import INTERVAL_ERROR, LEAST_SHOWN, WITH_SPLITS, RunPlan, inputs_of, split_inputs
 from unisono.plan.split import SplitInputs, describe_borders, gradient_bytes, sent_of
-from unisono.plan.trials import TRIAL_RATIO, steps_per_trial
+from unisono.plan.trials import search_seconds
 from unisono.step.rule import RankState
 from unisono.wires import encoded_share
-
-DATA = "data"
-"""Parallelism of a layer that is not split."""
 
 LEAST_CHANGE = 0.005
 """Least change of a step that has a line in the table, as a share of it."""
@@ -53,9 +50,6 @@ A plan's interval has 9 of 10 runs; with its end for each step, 3 of 20 jobs end
 DISK_BANDWIDTH = 1e8
 """Bytes per second of checkpoints and packs where the machine file has no disk.bandwidth: a slow disk, assumed."""
 
-MEASURED_STEPS, TRIALS = 5, 7
-"""Steps that are measured before there are times to choose by, and settings with a trial (`reducer/tuning.py`)."""
-
 AUTOTUNE_CALLS = 15
 """Calls of each pass of a convolution before the first step: 5 algorithms, once untimed and twice timed."""
 
@@ -70,12 +64,12 @@ def as_lines(plans: Sequence[RunPlan], run: PlannedRun, least: float) -> Iterato
     yield ""
     for plan in plans:
         yield f"{_name(plan)}: {plan.bottleneck}"
-    if any(plan.split for plan in plans):
+    split = [plan for plan in plans if plan.split]
+    if split:
         yield ""
-    for plan in plans:
-        if plan.split:
-            yield f"{_name(plan)}: {ParallelPlan(plan.split)}; all other layers data parallel"
-            yield f"{_name(plan)}: {describe_borders(plan.split)}"
+    for plan in split:
+        yield f"{_name(plan)}: {ParallelPlan(plan.split)}; all other layers data parallel"
+        yield f"{_name(plan)}: {describe_borders(plan.split)}"
     yield ""
     for rule, nodes in worthwhile(plans, least).items():
         yield f"{rule}: more nodes pay up to {nodes}: so far each further node adds at least {least:g} to the speedup"
@@ -241,11 +235,14 @@ def job_seconds(run: PlannedRun, plan: RunPlan) -> JobSeconds:
         written = plan.memory.weights + gathered
     came = gathered * (1 - 1 / plan.nodes)  # over the link of rank 0's node
     checkpoint = written / disk + (came / run.machine.link.total_bandwidth if came else 0.0)
+    tuning = AUTOTUNE_CALLS * plan.computing if run.autotunes else 0.0
+    if is_searched(run.rule) and plan.ranks > 1:
+        tuning += search_seconds(plan.step, plan.computing + plan.update + plan.communicating)
     trained, within = run.epochs * steps * plan.step * STEP_MARGIN, (steps - 1) // (run.checkpoint_every or steps)
     return JobSeconds(
         START_SECONDS,
         held / disk,
-        _tuning(plan, is_searched(run.rule)) + (AUTOTUNE_CALLS * plan.computing if run.autotunes else 0.0),
+        tuning,
         trained,
         run.epochs * test,
         (run.epochs * (1 + within) + trained // (60 * run.checkpoint_minutes or inf)) * checkpoint,
@@ -260,15 +257,6 @@ def slurm_time(seconds: float) -> str:
     """
     minutes = ceil(seconds / 60)
     return f"{minutes // 1440}-{minutes // 60 % 24:02}:{minutes % 60:02}:00"
-
-
-def _tuning(plan: RunPlan, searched: bool) -> float:
-    """Return the seconds that the search in the first steps adds to them."""
-    if not searched or plan.ranks == 1:
-        return 0.0
-    unhidden = plan.computing + plan.update + plan.communicating
-    steps = TRIALS * (1 + steps_per_trial(plan.step))
-    return MEASURED_STEPS * max(0.0, unhidden - plan.step) + steps * (TRIAL_RATIO - 1) * plan.step
 
 
 class Comparison(NamedTuple):
@@ -407,8 +395,8 @@ def planned_layers(run: PlannedRun, inputs: SplitInputs, splits: Mapping[str, Sp
                 layer.kind,
                 layer.flops * scale,
                 layer_facts.parameter_bytes,
-                str(split or DATA),
-                inputs.step.computing.whole * (seconds[layer.name] / total if total else 0.0),
+                str(split or "data"),
+                inputs.step.costs.computing.whole * (seconds[layer.name] / total if total else 0.0),
                 sent.gradients / period,
                 sent.activations,
                 sent.nbytes - gradients * (1 - share / period),

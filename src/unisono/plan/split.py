@@ -19,7 +19,7 @@ from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import Candidate, PredictionInputs, Setting, chosen_setting, initial_setting, predicted
 from unisono.plan.layer_plan import COLUMN, PART, ROW, ParallelPlan, Split
 from unisono.plan.trace import TracedLayer
-from unisono.step.costs import Cost, Duration
+from unisono.step.costs import FREE, Cost, Duration
 from unisono.step.layout import ActivationExchange
 
 WEIGHTS = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0)
@@ -73,11 +73,14 @@ class SplitInputs:
 
     layers: tuple[LayerFacts, ...]
     step: PredictionInputs
-    weights: Mapping[str, int]
-    """Bytes of each layer's trained parameters by its name, in the order of their numbers in the step program."""
     scale: float
     """Samples of a rank, for each that was traced."""
     links: GroupLinks
+
+    @cached_property
+    def weights(self) -> dict[str, int]:
+        """Bytes of each layer's trained parameters by its name, in the order of their numbers in the step program."""
+        return {layer.name: layer.gradient_bytes for layer in self.layers if layer.gradient_bytes}
 
     @cached_property
     def setting(self) -> Setting:
@@ -105,23 +108,23 @@ def with_splits(inputs: SplitInputs, splits: Mapping[str, Split]) -> PredictionI
     holders = {size: holders_of(model_groups(links.placement, size)) for size in set(counts) - {1}}
     costs = {size: allreduce_cost(links, size) for size in holders}
     parts = [-(-nbytes // count) for nbytes, count in zip(inputs.weights.values(), counts, strict=True)]
-    exchanges = (_exchanges(inputs, layer, splits[layer.name]) for layer in inputs.layers if layer.name in splits)
+    split = [layer for layer in inputs.layers if layer.name in splits]
+    exchanges = [each for layer in split for each in _exchanges(inputs, layer, splits[layer.name])]
     trained = (layer for layer in inputs.layers if layer.gradient_bytes)
     less = [layer.less(count) for layer, count in zip(trained, counts, strict=True)]
-    return inputs.step._replace(
-        computing=inputs.step.computing.shortened(less),
-        buckets=partial(buckets_of, parts, counts=counts, holders=holders),
-        ranks=links.placement.ranks,
-        groups={ranks: costs[size] for size, partition in holders.items() for ranks in partition},
-        activations=tuple(chain.from_iterable(exchanges)),
-    )
+    tasks, durations = zip(*exchanges, strict=True) if exchanges else ((), ())
+    groups = {ranks: costs[size] for size, partition in holders.items() for ranks in partition}
+    unsplit, shorter = inputs.step.costs, inputs.step.costs.computing.shortened(less)
+    layout = replace(unsplit.layout, ranks=links.placement.ranks, activations=tasks)
+    priced = replace(unsplit, layout=layout, computing=shorter, groups=groups, activations=durations)
+    return inputs.step._replace(costs=priced, buckets=partial(buckets_of, parts, counts=counts, holders=holders))
 
 
 def sent_of(inputs: SplitInputs, layer: LayerFacts, split: Split | None = None) -> LayerSent:
     """Return the bytes and seconds of a layer's own exchanges; `split` None: it is whole."""
     ranks, size = inputs.links.placement.ranks, 1 if split is None else split.ranks
     part = layer.gradient_bytes / size
-    cost = inputs.step.cost if size == 1 else allreduce_cost(inputs.links, size)
+    cost = inputs.step.costs.collective if size == 1 else allreduce_cost(inputs.links, size)
     buckets = part / inputs.setting.bucket_bytes  # its share of their latency
     exchanges = [] if split is None else _exchanges(inputs, layer, split)
     nbytes = gradient_bytes(layer.gradient_bytes, ranks, size) + sum(exchange.nbytes for exchange, _ in exchanges)
@@ -166,7 +169,7 @@ def allreduce_cost(links: GroupLinks, size: int) -> Cost:
     count, crowd = len(holders[0]), _crowd(links.placement, holders)
     cost, _, waits = links.network if crowd else links.node
     per_byte = cost.per_byte * (crowd or 1) * 2 * (count - 1) / count
-    return Cost(cost.latency + waits, per_byte) if count > 1 else Cost(0.0, 0.0)
+    return Cost(cost.latency + waits, per_byte) if count > 1 else FREE
 
 
 @lru_cache(64)

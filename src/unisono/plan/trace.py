@@ -104,12 +104,7 @@ class Trace(NamedTuple):
     """Modules that were called once, and whose own parameters nothing else read."""
 
 
-def trace(model: nn.Module, *inputs: Tensor) -> list[TracedLayer]:
-    """Return the layers of `model` for a training step on inputs of these shapes and dtypes (`trace_shapes`)."""
-    return trace_shapes(model, *inputs).layers
-
-
-def trace_shapes(model: nn.Module, *inputs: Tensor) -> Trace:
+def trace(model: nn.Module, *inputs: Tensor) -> Trace:
     """Return the trace of a training step on inputs of these shapes and dtypes; their values do not count.
 
     The model is not changed, and no memory is taken for weights or activations. Inputs that require a gradient get one.
@@ -242,7 +237,6 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count what runs inside."""
         with ExitStack() as hooks:
             for module in self._names:  # next to `forward`: other hooks may read a weight
                 hooks.enter_context(module.register_forward_pre_hook(self._enter, with_kwargs=True))
@@ -257,7 +251,6 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
         return f"layer {name!r}, {self.called[name].kind}," if name else "the model"
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, and count it."""
         alone = self._device.type == HOST and torch.get_num_threads() == 1
         clock = time.thread_time if alone else partial(now, self._device)
         begin = clock()  # a lone thread's own time: not that of other ranks on its core
@@ -338,7 +331,6 @@ class OutsideReads(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run a function of PyTorch, and look at its arguments."""
         if func not in SAME_OF_A_PART:
             self.look((args, kwargs))
         return func(*args, **(kwargs or {}))

@@ -51,6 +51,9 @@ WIDER_SHARE = 0.8
 """Share of steps within an interval from the 10th to the 90th percentile of trials."""
 
 
+MEASURED_STEPS, TRIALS = 5, 7
+"""Steps that are measured before there are times to choose by, and settings with a trial (`reducer/tuning.py`)."""
+
 TRIAL_SECONDS = 0.2
 """Seconds of a trial, so that a busy moment does not decide it."""
 
@@ -68,6 +71,12 @@ LEAST_GAIN = 0.05
 def steps_per_trial(step: float) -> int:
     """Return the number of steps of a trial where a step is predicted to take `step` seconds."""
     return min(MOST_TRIAL_STEPS, max(LEAST_TRIAL_STEPS, round(TRIAL_SECONDS / step)))
+
+
+def search_seconds(step: float, unhidden: float) -> float:
+    """Return the seconds that a search adds to its steps; `unhidden` are those of one that hides nothing."""
+    steps = TRIALS * (1 + steps_per_trial(step))
+    return MEASURED_STEPS * max(0.0, unhidden - step) + steps * (TRIAL_RATIO - 1) * step
 
 
 class Trial(NamedTuple):

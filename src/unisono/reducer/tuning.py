@@ -40,13 +40,13 @@ from unisono.placement import Partition
 from unisono.plan.choose import (
     MEASURED_BUCKET_BYTES,
     Candidate,
-    PredictionInputs,
     Setting,
     candidates,
     end_ratios,
     initial_setting,
     is_searched,
     overlaps_of,
+    prediction_inputs,
     sizes_of,
     variants,
 )
@@ -277,8 +277,8 @@ class Tuning:
     def _try(self, computing: Computing, cost: Cost, counters: Counters) -> Iterator[bool]:
         """Try the settings that are predicted to be best, and choose; `counters` were read when the search began."""
         world, ranks, nodes = self._world, self._world.size, self._world.nodes
-        inputs = PredictionInputs(self._rule, computing, self._buckets, cost, self._deferred, ranks, nodes=nodes)
-        inputs = inputs._replace(placed=self._placed)
+        known = self._rule, computing, cost, self._buckets, ranks, nodes
+        inputs = prediction_inputs(*known, deferred=self._deferred, nodes=self._placed)
         ranked, simple = candidates(inputs), initial_setting(self._rule, self._buckets, ranks).overlap
         if self._computes_on_all_cores():
             simple = "none"

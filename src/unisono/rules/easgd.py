@@ -30,9 +30,9 @@ from typing import Any
 
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.step import build
-from unisono.step.costs import Duration, latency
+from unisono.step.costs import Duration
 from unisono.step.layout import Layout
-from unisono.step.operations import pack_weights
+from unisono.step.operations import pack_weights, small_collective
 from unisono.step.program import (
     COMMUNICATION,
     MAIN,
@@ -108,7 +108,7 @@ def _act_announce(replica: Any, task: Task, link: Any) -> None:
 COPY_BUFFERS = Operation("copy_buffers", lambda replica, _, __: replica.copy_buffers(), letter="n")
 """Copy of the model's buffers to the memory they are sent from."""
 
-ANNOUNCE = Operation("announce", _act_announce, price=latency, role=Role.COLLECTIVE, letter="h")
+ANNOUNCE = small_collective("announce", _act_announce, letter="h")
 """Exchange of headers between a worker and a server. A server serves whoever announces itself first."""
 
 SWAP = Operation(
@@ -121,12 +121,8 @@ SWAP = Operation(
 )
 """Exchange of a bucket between a worker and a server, both ways at once."""
 
-SWAP_BUFFERS = Operation(
-    "swap_buffers",
-    lambda replica, _, link: replica.exchange.swap_buffers(replica.buffers(), link),
-    price=latency,
-    role=Role.COLLECTIVE,
-    letter="y",
+SWAP_BUFFERS = small_collective(
+    "swap_buffers", lambda replica, _, link: replica.exchange.swap_buffers(replica.buffers(), link), letter="y"
 )
 """Exchange of the model's buffers, both ways at once."""
 

@@ -39,7 +39,7 @@ from unisono.schedules.pieces import bounds
 from unisono.step import build
 from unisono.step.costs import Costs, Duration, whole_exchange
 from unisono.step.layout import Layout
-from unisono.step.operations import allreduce, check_mean, price_pack, price_unpack
+from unisono.step.operations import allreduce, price_pack, price_unpack
 from unisono.step.overlaps import CollectiveTasks
 from unisono.step.program import UPDATE, Operation, Role, Task, Value, weights
 from unisono.step.replica import ANCHOR, MOMENTUM, RESIDUAL, SENT, SUM_RESIDUAL, Replica, RuleMemory
@@ -106,9 +106,7 @@ def _exchange_change(ranks: Sequence[SymbolicState], task: Task) -> None:
 
 @each
 def _outer_step(state: SymbolicState, task: Task) -> None:
-    held = state.take_contents(task, Stage.CHANGE)
-    for parameter, contributions in held.parts.items():
-        check_mean(state, task, parameter, contributions, held.ranks)
+    for parameter, contributions in state.take_means(task, Stage.CHANGE).items():
         part = parameter, task.key
         version = state.versions.of("outer", state.anchor(part), frozenset(contributions.items()))
         now, sent = state.weights[parameter][task.key], state.sent.pop(part)

@@ -76,6 +76,10 @@ class Cost(NamedTuple):
         return self.latency + nbytes * self.per_byte
 
 
+FREE = Cost(0.0, 0.0)
+"""Cost where nothing goes over a link."""
+
+
 class Duration(NamedTuple):
     """Duration of a task."""
 
@@ -96,6 +100,11 @@ class Costs:
     """Cost of an allreduce of some ranks, where it differs from that of all."""
     activations: tuple[Duration, ...] = ()
     """Duration of each exchange of activations."""
+
+    def without_exchanges(self) -> Costs:
+        """Return the costs where exchanges take no time."""
+        layout = replace(self.layout, activations=())
+        return replace(self, layout=layout, collective=FREE, groups={}, activations=())
 
     def nbytes(self, key: int) -> int:
         """Return the bytes that are sent for a bucket; 0 for a key without one."""
@@ -153,11 +162,6 @@ def half_exchange(task: Task, costs: Costs) -> Duration:
 def small_exchange(_: Task, costs: Costs) -> Duration:
     """Return the duration of a collective of almost no bytes."""
     return costs.exchange(0)
-
-
-def latency(_: Task, costs: Costs) -> Duration:
-    """Return the latency of a collective."""
-    return Duration(costs.collective.latency)
 
 
 class Prediction(NamedTuple):

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from unisono.step.costs import Costs, Duration, latency, node_exchange, small_exchange, whole_exchange
+from unisono.step.costs import Costs, Duration, node_exchange, small_exchange, whole_exchange
 from unisono.step.program import Operation, Role, SymbolicEffect, Task
 from unisono.step.replica import Replica
 from unisono.step.symbolic_state import Contents, Contribution, Stage, Sum, SymbolicState, each, sum_buckets
@@ -82,7 +82,6 @@ GRAD_INPUT = Operation("grad_input", None, _grad_input)
 Measured times have their seconds in those until the next bucket is full."""
 
 END = Operation("end", None, price=lambda _, costs: Duration(costs.backward[-1]))
-"""End of the backward pass."""
 
 ACTIVATIONS = Operation(
     "activations", None, price=lambda task, costs: costs.activations[task.key], role=Role.COLLECTIVE, letter="x"
@@ -318,20 +317,9 @@ NODE_COPY = Operation("node_copy", _act_node_copy, _node_copy, node_exchange, Ro
 # Weights ------------------------------------------------------------------------------------------------------------
 
 
-def check_mean(state: SymbolicState, task: Task, parameter: int, contributions: Sum, ranks: int) -> None:
-    """Raise StepError unless a sum that was divided by `ranks` has the contributions of so many, each once."""
-    doubled = sorted(contribution.rank for contribution, count in contributions.items() if count > 1)
-    if doubled or len(contributions) != ranks:
-        summed = sorted(contribution.rank for contribution in contributions)
-        has = f"and its bucket has the sum of ranks {summed}, with {doubled} doubled"
-        raise state.error(task, f"needs a mean over {ranks} ranks for parameter {parameter}, {has}")
-
-
 @each
 def _unpack_weights(state: SymbolicState, task: Task) -> None:
-    held = state.take_contents(task, Stage.WEIGHTS)
-    for parameter, contributions in held.parts.items():
-        check_mean(state, task, parameter, contributions, held.ranks)
+    for parameter, contributions in state.take_means(task, Stage.WEIGHTS).items():
         versions = {contribution.version for contribution in contributions}
         mean = versions.pop() if len(versions) == 1 else state.versions.of("mean", frozenset(contributions.items()))
         state.weights[parameter][task.key] = mean
@@ -367,8 +355,7 @@ UNPACK_WEIGHTS = Operation(
 # Others -------------------------------------------------------------------------------------------------------------
 
 
-BARRIER = Operation("barrier", lambda _, __, world: world.barrier(), price=latency, role=Role.COLLECTIVE, letter="|")
-"""Barrier of all ranks."""
+BARRIER = small_collective("barrier", lambda _, __, world: world.barrier(), letter="|")
 
 PACK_BUFFERS = Operation("pack_buffers", lambda replica, _, __: replica.pack_buffers())
 """Copy of the model's present buffers to the memory they are sent from."""
@@ -376,4 +363,3 @@ PACK_BUFFERS = Operation("pack_buffers", lambda replica, _, __: replica.pack_buf
 BROADCAST_BUFFERS = small_collective(
     "buffers", lambda replica, _, world: world.broadcast(replica.buffers()), letter="n"
 )
-"""Broadcast of rank 0's buffers to all ranks."""

@@ -79,7 +79,6 @@ OVERLAPS: Mapping[str, Overlap] = {
     "phases": Overlap(COMMUNICATION, phases=True),
     "none": Overlap(MAIN, by_main=True, after=True),
 }
-"""Overlaps by name."""
 
 
 def find_overlap(name: str) -> Overlap:
@@ -108,11 +107,8 @@ class CollectiveTasks:
         ranks: Sequence[int] = (),
         follows: bool = False,
     ) -> tuple[Task, ...]:
-        """Return the tasks of the next collective: of `ranks`, or by default of those that hold the bucket.
-
-        Several communicators take turns; after each round a barrier waits for all under way. One that `follows` the
-        last, which it needs, is on the same communicator.
-        """
+        """Return the tasks of the next collective: of `ranks`, or by default of those that hold the bucket. One that
+        `follows` the last, which it needs, is on the same communicator."""
         members = tuple(ranks) or self._layout.group_of(key, self._rank)
         task = Task(operation, key, self._overlap.lane, reads, writes, RankGroup(members))
         parted = self._overlap.phases and operation.parted and self._layout.phases

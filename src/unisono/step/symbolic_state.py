@@ -144,6 +144,18 @@ class SymbolicState:
         self.contents(task, stage)
         return self.buckets.pop(task.key)
 
+    def take_means(self, task: Task, stage: Stage) -> dict[int, Sum]:
+        """Remove the means that the task's bucket holds, and return them. Raises StepError unless each sum has the
+        contributions of as many ranks as it was divided by, each once."""
+        held = self.take_contents(task, stage)
+        for parameter, contributions in held.parts.items():
+            doubled = sorted(contribution.rank for contribution, count in contributions.items() if count > 1)
+            if doubled or len(contributions) != held.ranks:
+                summed = sorted(contribution.rank for contribution in contributions)
+                has = f"and its bucket has the sum of ranks {summed}, with {doubled} doubled"
+                raise self.error(task, f"needs a mean over {held.ranks} ranks for parameter {parameter}, {has}")
+        return held.parts
+
     def update(self, parameter: int, key: int, contributions: Sum) -> int:
         """Return the version of a part of a parameter's weights after an update, which is recorded. A pull to the
         centre counts as part of the update."""

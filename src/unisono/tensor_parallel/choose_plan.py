@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from unisono.device import synchronize
 from unisono.errors import UsageError
 from unisono.plan.bucket_layout import buckets_of
-from unisono.plan.choose import PredictionInputs
+from unisono.plan.choose import prediction_inputs
 from unisono.plan.layer_plan import AUTO, COLUMN, HEADS, ROW, ParallelPlan, PlanLike, Split, make_plan
 from unisono.plan.planned_run import computing_in_order
 from unisono.plan.split import GroupLinks, LayerFacts, LinkCosts, SplitInputs, SplitModel, allreduce_cost, choose_splits
@@ -86,12 +86,13 @@ def choose_plan(
     keys = "forward_seconds", "backward_seconds", "forward_of_weights", "backward_of_weights"
     layers = [replace(layer, **dict(zip(keys, took[layer.name], strict=True))) for layer in trace.layers]
     facts = facts_of(model, layers, once, world.size)
-    inputs = inputs_of(facts, sum(samples) / world.size / (len(arguments[0]) or 1), links)
+    inputs = inputs_of(facts, sum(samples) / world.size / (len(arguments[0]) or 1), links, deferred)
     pack, update = (seconds / (sum(inputs.weights.values()) or 1) for seconds in (after.pack, after.update))
-    streams, without_waits = device.type != HOST, inputs.step.cost._replace(latency=links.network.gradients.latency)
+    costs, streams = inputs.step.costs, device.type != HOST
+    without_waits = costs.collective._replace(latency=links.network.gradients.latency)
     beside = measure_beside(timed, sum(after), without_waits, world)
-    computing = replace(inputs.step.computing, update=update, pack=pack, unpack=streams * pack, streams=streams)
-    inputs = replace(inputs, step=inputs.step._replace(computing=replace(computing, beside=beside), deferred=deferred))
+    known = replace(costs.computing, update=update, pack=pack, unpack=streams * pack, streams=streams, beside=beside)
+    inputs = replace(inputs, step=inputs.step._replace(costs=replace(costs, computing=known)))
     choice = world.call_on_root(partial(choose_splits, inputs))
     return PlanChoice(choice.splits, choice.describe(inputs), inputs)
 
@@ -105,15 +106,14 @@ def of_slowest_rank(traced: Tensor, steps: Sequence[StepSeconds], world: World) 
     return mean.clamp(min=0).minimum(mean[:, :2].repeat(1, 2)) * scale, StepSeconds(*largest.tolist())
 
 
-def inputs_of(facts: tuple[LayerFacts, ...], scale: float, links: GroupLinks) -> SplitInputs:
+def inputs_of(facts: tuple[LayerFacts, ...], scale: float, links: GroupLinks, deferred: bool = False) -> SplitInputs:
     """Return the inputs of the choice, from the seconds of each layer and a rank's samples for each that was traced."""
     with_weights = [place for place, layer in enumerate(facts) if layer.gradient_bytes]
-    weights = {facts[place].name: facts[place].gradient_bytes for place in with_weights}
     forward, backward = [layer.forward_seconds for layer in facts], [layer.backward_seconds for layer in facts]
     computing, cost = computing_in_order(forward, backward, with_weights), allreduce_cost(links, 1)
-    buckets, placement = partial(buckets_of, list(weights.values())), links.placement
-    step = PredictionInputs(BSP(), computing, buckets, cost, False, placement.ranks, nodes=len(placement.nodes))
-    return SplitInputs(facts, step, weights, scale, links)
+    buckets, placement = partial(buckets_of, [facts[place].gradient_bytes for place in with_weights]), links.placement
+    known = BSP(), computing, cost, buckets, placement.ranks, len(placement.nodes)
+    return SplitInputs(facts, prediction_inputs(*known, deferred=deferred), scale, links)
 
 
 def slowest(seconds: Sequence[float], world: World) -> float:

@@ -47,7 +47,6 @@ from unisono.foresight.seal import (
     write_seal,
 )
 from unisono.plan.choose import Candidate, StepParts, is_searched, parts_of
-from unisono.plan.collective_costs import FREE
 from unisono.plan.machines import find_machine, machine_file
 from unisono.plan.planned_run import PlannedRun
 from unisono.plan.run_plan import INTERVAL_SHARE, predict_run
@@ -254,7 +253,7 @@ def planned_prediction(run: PlannedRun, facts: RunFacts) -> SealedPrediction:
 def tuned_prediction(choice: TrialChoice, facts: RunFacts, steps: int) -> SealedPrediction:
     """Return the prediction that a search of `steps` steps has made for the setting it chose, from its measurements."""
     chosen, costs = choice.candidate, choice.candidate.costs
-    silent = predict(chosen.rule, replace(costs, collective=FREE)).step
+    silent = predict(chosen.rule, costs.without_exchanges()).step
     parts = parts_of(costs.computing.whole, silent, chosen.prediction.step)
     interval = choice.interval(parts.computing + parts.update)
     prediction = _prediction(f"after {steps} tuning steps", facts, chosen, parts, interval)

@@ -43,7 +43,7 @@ from unisono.plan.layer_plan import AUTO
 from unisono.plan.loading import MAX_DECODING_THREADS, SampleFacts
 from unisono.plan.machines import FLOAT32, MachineFacts, changed_machine
 from unisono.plan.planned_run import PlannedRun, at_rate_of, numbers_kept
-from unisono.plan.trace import MODEL_ERRORS, Trace, reason_of, trace_shapes
+from unisono.plan.trace import MODEL_ERRORS, Trace, reason_of, trace
 from unisono.processor import HOST
 from unisono.tables import number
 from unisono.tensor_parallel.choose_plan import split_model_of
@@ -305,7 +305,7 @@ def traced_network(
             why = f"is not made without memory for its weights: {reason_of(error)}"
             raise UsageError(f"model.name = {name!r} {why}") from error
         try:
-            return network, trace_shapes(network, example_of(network, shape, TRACED_SAMPLES))
+            return network, trace(network, example_of(network, shape, TRACED_SAMPLES))
         except UsageError as error:
             if len(shape) != 2:
                 raise

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from unisono.errors import UsageError
-from unisono.foresight.ledger import LedgerEntry, group_of, part_errors
+from unisono.foresight.ledger import LedgerEntry, grouped, part_errors
 from unisono.formats import format_seconds
 from unisono.view.chart import color_of, render
 from unisono.view.svg import INK
@@ -94,8 +94,7 @@ def draw_calibration(entries: Sequence[LedgerEntry], by: str) -> bytes:
     """Return the chart of a ledger's runs, with a color for each group, as SVG. Raises UsageError without runs."""
     if not entries:
         raise UsageError("the ledger has no runs to draw: unisono train adds one at its end")
-    names = sorted({group_of(entry, by) for entry in entries})
-    groups = {name: [entry for entry in entries if group_of(entry, by) == name] for name in names}
+    groups = grouped(entries, by)
 
     def draw(figure: Figure) -> None:
         left, right = figure.subplots(1, 2)

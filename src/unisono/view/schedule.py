@@ -43,8 +43,8 @@ MEANINGS = {Action.ADD: "summed into place", Action.RECEIVE: "replaces what was 
 SIGNS = {Action.SEND: ("", "→"), Action.ADD: ("+", "←"), Action.RECEIVE: ("", "←")}
 """Signs before the chunks of a transfer in text, and between them and the peer."""
 
-UNIT, ARROW = 34.0, 1.2
-"""Width of a box in SVG units, and the least width of the arrows of a step in boxes."""
+ARROW = 1.2
+"""Least width of the arrows of a step, in boxes."""
 
 
 def draw(algorithm: Algorithm, ranks: int, name: str = "schedule", placement: Placement | None = None) -> str:
@@ -166,7 +166,7 @@ def draw_svg(algorithm: Algorithm, ranks: int, name: str = "schedule", placement
             marks[index] = begin, f"{f'{sends}, ' * (sends != across)}{across} across" if across else sends
     on = f" on {counted(len(set(nodes)), 'node')}" if nodes else ""
     title = f"{name}: {counted(ranks, 'rank')}{on}, {counted(programs[0].chunks, 'chunk')}"
-    return draw_spans(rows, title, UNIT, marks, arrows)
+    return draw_spans(rows, title, marks=marks, arrows=arrows)
 
 
 class _DrawnStep(NamedTuple):

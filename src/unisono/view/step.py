@@ -23,9 +23,6 @@ from unisono.view.svg import Span, SpanRow, draw_spans, draw_text
 MIN_TASK_WIDTH = 0.75
 """Smallest width of a drawn task, in units of time: space for a letter, a figure and a space."""
 
-UNIT = 34.0
-"""Width of a unit of time, in SVG units."""
-
 
 class Picture(NamedTuple):
     """Steps of a rule on rank 0, to be drawn."""
@@ -93,4 +90,4 @@ def draw(picture: Picture) -> str:
 
 def draw_svg(picture: Picture) -> str:
     """Return the picture as an SVG document. Each task has a title with its name and its times."""
-    return draw_spans(picture.rows(), picture.title or "step", UNIT)
+    return draw_spans(picture.rows(), picture.title or "step")

@@ -106,6 +106,9 @@ def page(width: float, height: float, title: str, body: Sequence[str]) -> str:
 ROW, GAP = 30.0, 6.0
 """Height of a row, and space in it under the boxes, in SVG units."""
 
+UNIT = 34.0
+"""Width of a unit of time, in SVG units."""
+
 KIND_COLORS = (
     *("#9ecae1", "#fd8d3c", "#6baed6", "#74c476", "#dadaeb"),
     *("#bcbddc", "#fdae6b", "#c7e9c0", "#e7969c", "#cedb9c"),
@@ -159,7 +162,7 @@ def _line(spans: Iterable[Span]) -> str:
 def draw_spans(
     rows: Sequence[SpanRow],
     title: str,
-    unit: float,
+    unit: float = UNIT,
     marks: Sequence[tuple[float, str]] = (),
     arrows: Sequence[tuple[Place, Place]] = (),
 ) -> str:
