@@ -26,7 +26,7 @@ from unisono.collectives.ready import Key, start_and_keep
 from unisono.collectives.socket_calls import MAX_FLAT_BYTES
 from unisono.collectives.staged import allreduce_staged, is_on_device, refuse_shared, refuse_unsupported
 from unisono.transports.exact import FORMATS, sum_over
-from unisono.transports.plan import by_copies
+from unisono.transports.plan import on_copies
 from unisono.wires import EXACT
 
 MAX_FLAT_SHARED_BYTES = 4 << 10
@@ -98,7 +98,7 @@ def _start_first(
     if address and (shared := group.find_shared(address, tensor.nbytes)) is not None:
         shared[1].on_drop.add(group.ready.clear)  # cleared with the memory: other memory may follow at its address
     elif planned == algorithm and plan[1:3] == ("flat", "windows") and 0 < tensor.nbytes <= MAX_FLAT_SHARED_BYTES:
-        anywhere = by_copies(prepared, tensor.nbytes)  # a loss or a message is a new tensor in each step
+        anywhere = on_copies(prepared, tensor.nbytes)  # a loss or a message is a new tensor in each step
     start_and_keep(group, parameters, prepared(address, address), tensor, anywhere=anywhere)
 
 

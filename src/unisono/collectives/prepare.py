@@ -200,7 +200,8 @@ def seats_of(group: Group, plan: Plan, schedule: Algorithm, pool: int, pace: Pac
     """Return the use of mailboxes by a schedule, from the programs of the largest node: the same on all ranks."""
     node_ranks = max(group.placement.nodes, key=len)
     programs = [schedule(rank, group.size) for rank in node_ranks[:2]]
-    span, messages = map(max, *(sent_within(program, node_ranks) for program in programs), (0, 0))
+    sent = [sent_within(program, node_ranks) for program in programs]
+    span, messages = (max(numbers) for numbers in zip(*sent, strict=True))
     if messages > MAX_MESSAGES_PER_PEER:
         return None
     return plan_seats(pool, len(programs[0].lanes), span, plan.dtype.itemsize, pace.chunk_length, pace.in_flight)

@@ -252,7 +252,8 @@ def parts_of(computing: float, silent: float, step: float) -> StepParts:
 def sequence(
     computing: Computing, loads: Sequence[Bucket], cost: Cost, updated_share: float | None = None
 ) -> tuple[int, ...]:
-    """Return the order of exchange of these buckets, by number.
+    """Return the order of exchange of these buckets, by number. Whenever an exchange ends, the ready bucket that is
+    needed first goes next.
 
     With `updated_share` each goes in halves, and is there twice: first its reduce-scatter, then its all-gather, which
     is ready when that share of the bucket has been updated. For an all-gather the link waits if that is more urgent

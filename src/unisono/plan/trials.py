@@ -50,7 +50,6 @@ NOMINAL_SHARE = 24 / 25
 WIDER_SHARE = 0.8
 """Share of steps within an interval from the 10th to the 90th percentile of trials."""
 
-
 MEASURED_STEPS, TRIALS = 5, 7
 """Steps that are measured before there are times to choose by, and settings with a trial (`reducer/tuning.py`)."""
 

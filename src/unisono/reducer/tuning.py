@@ -277,8 +277,9 @@ class Tuning:
     def _try(self, computing: Computing, cost: Cost, counters: Counters) -> Iterator[bool]:
         """Try the settings that are predicted to be best, and choose; `counters` were read when the search began."""
         world, ranks, nodes = self._world, self._world.size, self._world.nodes
-        known = self._rule, computing, cost, self._buckets, ranks, nodes
-        inputs = prediction_inputs(*known, deferred=self._deferred, nodes=self._placed)
+        inputs = prediction_inputs(
+            self._rule, computing, cost, self._buckets, ranks, nodes, deferred=self._deferred, nodes=self._placed
+        )
         ranked, simple = candidates(inputs), initial_setting(self._rule, self._buckets, ranks).overlap
         if self._computes_on_all_cores():
             simple = "none"

@@ -81,7 +81,7 @@ def sent_within(program: Program, node_ranks: Sequence[int]) -> tuple[int, int]:
     for transfers in chain(*program.lanes):
         sent = [t for t in transfers if t.action is Action.SEND and t.peer in node_ranks]
         chunks = max(chunks, sum(span for _, span in {(t.chunk, t.span) for t in sent}))
-        messages = max(messages, *Counter(t.peer for t in sent).values(), 0)
+        messages = max([messages, *Counter(t.peer for t in sent).values()])
     return chunks, messages
 
 

@@ -95,8 +95,8 @@ class NodeMemory:
 
 def _drop(shared: dict[int, SharedMemory], index: int) -> None:
     if (dropped := shared.pop(index, None)) is not None:
-        for act in dropped.on_drop:
-            act()
+        while dropped.on_drop:
+            dropped.on_drop.pop()()
 
 
 class SharedMemory:

@@ -87,7 +87,7 @@ def started(start: Callable[[int, int], None]) -> Prepared:
     return lambda source, target: PlayAnywhere(start, source, target)
 
 
-def by_copies(prepared: Prepared, nbytes: int) -> Callable[[int, int], None]:
+def on_copies(prepared: Prepared, nbytes: int) -> Callable[[int, int], None]:
     """Return a function of two addresses that carries a short collective out on memory of its own, which it copies in
     and out."""
     memory = ctypes.create_string_buffer(nbytes)

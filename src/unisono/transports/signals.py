@@ -238,13 +238,17 @@ class Signals:
 
     def _raise_mismatch(self, call: Call) -> None:
         """Exchange descriptions and raise MismatchError; on every rank, as each differs from at least one other."""
-        self._descriptions[self.rank][:] = encode_words(self._labelled(call))
-        self._own[(self.sequence & 1) * TOKEN_WORDS] = -self.sequence  # equal on all ranks, as after any barrier
+        description, digest = self._labelled(call)  # refusals have one digest, and other calls may have equal words
+        self._descriptions[self.rank][:] = encode_words(Call(f"{digest:x} {description}", digest))
+        # equal on all ranks, as after any barrier; a rank that is still in this one sees that it differs from its own
+        self._own[(self.sequence & 1) * TOKEN_WORDS] = -self.sequence
         barrier = self.prepare_barrier(Call(call.description, -self._state[LABEL]))  # equal tokens, whatever the calls
         barrier()
-        calls = [decode_words(bytes(encoded)) for encoded in self._descriptions]
+        texts = [decode_words(bytes(encoded)).partition(" ") for encoded in self._descriptions]
         barrier()  # no rank writes another description before all have read these
-        other_rank = next(rank for rank, described in enumerate(calls) if described != calls[self.rank])
+        digests, calls = [text[0] for text in texts], [text[2] for text in texts]
+        others = (rank for rank, theirs in enumerate(digests) if theirs != digests[self.rank])
+        other_rank = next(others, (self.rank + 1) % self.size)
         error = PlaceMismatchError if differ_in_place(calls) else MismatchError
         raise error(difference(self.ranks[self.rank], calls[self.rank], self.ranks[other_rank], calls[other_rank]))
 

@@ -108,7 +108,7 @@ def reserve_slots(comm: MPI.Intracomm, other_bytes: int) -> tuple[Window | None,
     slot; (None, 0) without enough memory. All ranks of `comm`, on one node, call it together.
     """
     free = _agreed_free(comm)
-    slot = plan_slot(free, comm.size, other_bytes)
+    slot = plan_slot(free, comm.size, -(-other_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
     window = allocate_window(comm, SLOTS_PER_RANK * slot + other_bytes) if slot else None
     while window is None and slot > MIN_SLOT_BYTES:  # another process took the memory
         slot //= 2
