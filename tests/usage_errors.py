@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 
-BEGINNING = re.compile(r"\w+: (training|resuming \S+|replaying \S+) on \d+ ranks?( of this machine)?")
+BEGINNING = re.compile(
+    r"\w+: (training|resuming \S+|replaying \S+) on \d+ ranks?( of this machine)?(, which take turns on \d+ cores?)?"
+)
 """First line of a run, which comes before its ranks find an error."""
 
 

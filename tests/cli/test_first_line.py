@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from unisono.cli.ranks import StartSign
-from unisono.launch import launch_environment
+from unisono.formats import counted
+from unisono.launch import cores, launch_environment
 
 LAUNCHED = """
 import sys
@@ -36,10 +37,14 @@ def launched(*arguments: str, **environment: str) -> list[str]:
 
 
 def test_the_first_line_comes_before_pytorch_and_mpi_are_imported() -> None:
-    assert launched("--ranks", "3", "--verbose") == [
-        "digits: training on 3 ranks of this machine",
-        "3 []",
-    ]
+    first, second = launched("--ranks", "3", "--verbose")
+    assert first.removesuffix(f", which take turns on {cores()} cores") == "digits: training on 3 ranks of this machine"
+    assert second == "3 []"
+
+
+def test_more_ranks_than_cores_are_told_before_they_start() -> None:
+    crowd = f"digits: training on {cores() + 1} ranks of this machine, which take turns on {counted(cores(), 'core')}"
+    assert launched("--ranks", str(cores() + 1))[0] == crowd
 
 
 def test_sigterm_before_the_first_step_is_answered_by_a_line(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from unisono.cli.elastic import ElasticOption, HostsOption, MinRanksOption, chec
 from unisono.cli.ranks import OptionalOutput, count_ranks, init_ranks, launch, refuse_launcher
 from unisono.errors import UsageError
 from unisono.formats import counted
-from unisono.launch import keep_memory, local_rank_started, rank_started, ranks_started
+from unisono.launch import cores, keep_memory, local_rank_started, rank_started, ranks_started
 from unisono.rules.asynchronous import has_servers
 from unisono.training import run_directory
 from unisono.training.recipe import Recipe, differences, find_recipe, names, read_recipe
@@ -126,7 +126,8 @@ def _elastic_arguments(
 
 def _first_line(recipe: Recipe, count: int, starts: bool, resume: Path | None, replay: Path | None) -> str:
     what = f"resuming {resume}" if resume else f"replaying {replay}" if replay else "training"
-    return f"{recipe.name}: {what} on {counted(count, 'rank')}{' of this machine' * starts}"
+    crowd = f", which take turns on {counted(cores(), 'core')}" if starts and count > cores() else ""
+    return f"{recipe.name}: {what} on {counted(count, 'rank')}{' of this machine' * starts}{crowd}"
 
 
 def _recipe(
