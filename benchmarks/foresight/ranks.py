@@ -34,8 +34,8 @@ from unisono.plan.trace import TracedLayer
 from unisono.rules import BSP, BaseRule, Exchange, find_rule
 from unisono.tables import parse
 from unisono.training.foresight import planned_prediction
-from unisono.training.planned_run import TRACED_SAMPLES as TRACED
-from unisono.training.planned_run import traced_network
+from unisono.training.recipe_plan import TRACED_SAMPLES as TRACED
+from unisono.training.recipe_plan import traced_network
 from unisono.training.trainer import KINDS
 from unisono.world import World
 

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 import unisono
+from unisono.asynchronous.decisions import Budget, begin
 from unisono.asynchronous.exchange import Centre, WorkerExchange
 from unisono.asynchronous.link import MpiPort
 from unisono.asynchronous.messages import Kind, Order, WorkerHeader, decode_reply, reply_length
 from unisono.asynchronous.server import Server
-from unisono.asynchronous.serving import Budget, begin
 from unisono.rules import BaseRule
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.step.program import Step

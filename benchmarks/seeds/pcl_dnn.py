@@ -19,7 +19,7 @@ from unisono.papers.figures import PaperPrediction
 from unisono.plan.machines import MachineFacts, NetworkRow, find_machine
 from unisono.plan.planned_run import product_seconds
 from unisono.plan.run_plan import RunPlan, epoch_seconds, plan_run
-from unisono.training.planned_run import plan_recipe, planned_run
+from unisono.training.recipe_plan import plan_recipe, planned_run
 
 C5 = ConvolutionLoops(512, 1024, (12, 12), (3, 3))
 """Layer of OverFeat-FAST that the paper's examples are about."""

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unisono.asynchronous.decisions import Budget, begin
 from unisono.asynchronous.event_log import EventLog, read_events, read_order
 from unisono.asynchronous.exchange import Centre
 from unisono.asynchronous.messages import Kind, Order, Reply, Request, WorkerHeader, decode_reply
 from unisono.asynchronous.server import Replay, Server
-from unisono.asynchronous.serving import Budget, begin
 from unisono.errors import StallError
 from unisono.rules import EASGD
 from unisono.step.layout import Layout, even_layout

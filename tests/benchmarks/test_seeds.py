@@ -19,7 +19,7 @@ from unisono.papers.report import near_of, predicted_rows
 from unisono.plan.machines import find_machine
 from unisono.plan.run_plan import plan_run
 from unisono.tensor_parallel.model import check_plan
-from unisono.training.planned_run import plan_recipe, planned_run
+from unisono.training.recipe_plan import plan_recipe, planned_run
 
 all_predictions = cache(predictions)
 

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unisono.asynchronous.decisions import resized, resumed_states
 from unisono.asynchronous.event_log import EventLog, logged_servers, read_order
 from unisono.asynchronous.messages import Order, Reply, WorkerProgress
-from unisono.asynchronous.serving import resized, resumed_states
 from unisono.errors import CheckpointError, RecipeError
 from unisono.rules import EASGD
 from unisono.step.rule import SeatCounts

@@ -18,11 +18,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from unisono.asynchronous.decisions import Budget, RunState, answer, missed, next_worker, reply_of
 from unisono.asynchronous.event_log import EventLog
 from unisono.asynchronous.exchange import Centre
 from unisono.asynchronous.link import MpiPort
 from unisono.asynchronous.messages import Kind, Order, Reply, Request, WorkerHeader
-from unisono.asynchronous.serving import Budget, RunState, answer, missed, next_worker, reply_of
 from unisono.engine import OperationSpan
 from unisono.errors import StallError
 from unisono.launch import TIMEOUT

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from unisono.plan.planned_run import PlannedRun
     from unisono.plan.run_plan import RunPlan
     from unisono.plan.run_report import PlannedLayer
-    from unisono.training.planned_run import PlanRecipe
+    from unisono.training.recipe_plan import PlanRecipe
 
 
 @contextmanager
@@ -84,8 +84,8 @@ def plan(
         _check(check, as_json, machine or model or recipe or next((name for name in beside if beside[name]), None))
         return
     from unisono.plan.machines import find_machine, machine_names
-    from unisono.training.planned_run import plan_recipe
-    from unisono.training.planned_run import what_if as changed
+    from unisono.training.recipe_plan import plan_recipe
+    from unisono.training.recipe_plan import what_if as changed
 
     if machine is None:
         known = ", ".join(machine_names())
@@ -125,7 +125,7 @@ class _Planned(NamedTuple):
 
 def _predict(recipe: PlanRecipe, machine: MachineFacts, counts: tuple[int, ...], ranks_per_node: int) -> _Planned:
     from unisono.plan.run_plan import plan_run
-    from unisono.training.planned_run import planned_run
+    from unisono.training.recipe_plan import planned_run
 
     run = planned_run(recipe, machine, counts[-1], ranks_per_node)
     return _Planned(f"{recipe.model.name}, {run.minibatch} samples a step", run, plan_run(run, counts))

@@ -31,10 +31,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from unisono.asynchronous.decisions import RunState, afresh, begin, resized, resumed_states
 from unisono.asynchronous.event_log import logged_servers, read_events, read_order, truncate_events
 from unisono.asynchronous.link import survives_deaths
 from unisono.asynchronous.messages import Order, Reply, decode_reply
-from unisono.asynchronous.serving import RunState, afresh, begin, resized, resumed_states
 from unisono.data.feed import is_same_data
 from unisono.errors import CheckpointError, UsageError
 from unisono.mpi import MPI

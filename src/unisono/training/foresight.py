@@ -56,7 +56,7 @@ from unisono.step.predict import predict
 from unisono.step.program import Step
 from unisono.tables import as_json
 from unisono.training.chain import recipe_digest
-from unisono.training.planned_run import SampleRecipe, run_on_ranks
+from unisono.training.recipe_plan import SampleRecipe, run_on_ranks
 from unisono.training.run_directory import LOG, replace_file
 from unisono.training.trainer import KINDS, SEQUENTIAL_KINDS, Trainer
 

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from unisono import witness
+from unisono.asynchronous.decisions import Budget
 from unisono.asynchronous.event_log import EventLog
 from unisono.asynchronous.exchange import Centre, Coding, WorkerExchange
 from unisono.asynchronous.link import MpiPort, process_failed, survives_deaths
 from unisono.asynchronous.messages import Kind, Order, Reply, Request, WorkerHeader, decode_reply, reply_length
 from unisono.asynchronous.server import Replay, Server
-from unisono.asynchronous.serving import Budget
 from unisono.data.loading import Batch
 from unisono.errors import StallError
 from unisono.rules.asynchronous import BaseAsynchronousRule

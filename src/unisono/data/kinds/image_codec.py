@@ -1,4 +1,4 @@
-"""Image files as a whole, by Pillow: decoding, and encoding for a pack.
+"""Image files as a whole, by Pillow: decoding, and encoding for a pack. Batches are decoded in `image_transform.py`.
 
 An image file is packed unchanged, byte for byte, unless its short side is above `short_side`, or it is rotated by EXIF,
 CMYK or transparent: then it is encoded again as a JPEG.

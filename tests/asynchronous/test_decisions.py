@@ -8,8 +8,7 @@ from collections.abc import Collection, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.asynchronous.messages import Order, Reply, Request, WorkerHeader, WorkerProgress
-from unisono.asynchronous.serving import (
+from unisono.asynchronous.decisions import (
     Budget,
     RunState,
     afresh,
@@ -20,6 +19,7 @@ from unisono.asynchronous.serving import (
     resized,
     resumed_states,
 )
+from unisono.asynchronous.messages import Order, Reply, Request, WorkerHeader, WorkerProgress
 
 BATCH = 10
 

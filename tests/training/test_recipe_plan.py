@@ -29,7 +29,9 @@ from unisono.plan.trace import trace
 from unisono.rules import BSP, Exchange, LocalSGD
 from unisono.step.costs import Cost
 from unisono.tensor_parallel.choose_plan import inputs_of, split_model_of
-from unisono.training.planned_run import (
+from unisono.training.recipe import ParallelRecipe, find_recipe, read_recipe
+from unisono.training.recipe_check import make_rule
+from unisono.training.recipe_plan import (
     SampleRecipe,
     example_of,
     plan_recipe,
@@ -40,8 +42,6 @@ from unisono.training.planned_run import (
     traced_network,
     what_if,
 )
-from unisono.training.recipe import ParallelRecipe, find_recipe, read_recipe
-from unisono.training.recipe_check import make_rule
 
 MACHINE = find_machine("aws_c4_8xlarge")
 DEEP = plan_recipe(None, "cd_dnn", ["training.batch=256", "samples.train=2560"])
