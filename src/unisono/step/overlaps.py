@@ -93,7 +93,7 @@ class CollectiveTasks:
 
     def __init__(self, layout: Layout, overlap: Overlap, outstanding: int, rank: int | None = None) -> None:
         """Begin a step, with at most `outstanding` collectives at once where the overlap has several. Without the
-        `rank`, all are of all ranks."""
+        `rank`, those of which `place` is given no ranks are of all ranks."""
         self._layout, self._rank = layout, rank
         self._overlap, self._communicators = overlap, outstanding if overlap.several else 1
         self._before = 0

@@ -218,7 +218,8 @@ class BaseRule:
     # Parts of programs
 
     def collectives(self, layout: Layout, rank: int | None = None) -> CollectiveTasks:
-        """Return the builder that places a step's collectives; without the `rank`, all are of all ranks."""
+        """Return the builder that places a step's collectives: of the ranks that hold a bucket; without the `rank`, of
+        all ranks."""
         return CollectiveTasks(layout, self.found_overlap, self.outstanding or OUTSTANDING, rank)
 
     def allreduce(self) -> Operation:
