@@ -17,6 +17,7 @@ from hypothesis.extra.numpy import arrays
 from tests.testing.test_play import call
 
 from unisono.errors import TensorError
+from unisono.transports.barriers import VARIABLE
 from unisono.transports.exact import (
     BLOCK,
     MODULUS,
@@ -30,7 +31,6 @@ from unisono.transports.exact import (
     sum_of_squares,
     sum_over,
 )
-from unisono.transports.signals import VARIABLE
 
 
 @pytest.fixture(params=["", "off"], ids=["compiled", "by PyTorch"], autouse=True, scope="module")

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from unisono.call import BARRIER as CALL
 from unisono.transports.arithmetic import Float32Arithmetic, arithmetic_of, perform
+from unisono.transports.barriers import BARRIER_ROWS, ENDED, SEQUENCE, STATE, VARIABLE
 from unisono.transports.exact import ExactArithmetic
-from unisono.transports.signals import BARRIER_ROWS, ENDED, SEQUENCE, STATE, VARIABLE
 from unisono.transports.steps import (
     BARRIER,
     Row,

@@ -43,7 +43,7 @@ def probe(
     from unisono.measure.facts import file_of
     from unisono.measure.player import machine_at
     from unisono.measure.player import probe as measure
-    from unisono.transports.signals import is_compiled
+    from unisono.transports.barriers import is_compiled
 
     def check_folder() -> None:
         if disk is not None and not disk.is_dir():

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from unisono.errors import UnisonoError
 from unisono.mpi import MPI
-from unisono.transports.signals import Signals
+from unisono.transports.barriers import Signals
 from unisono.uncaught import is_of_program
 
 MAX_LISTED_RANKS = 8

@@ -1,6 +1,6 @@
 """Memory that gradients are sent from. With a single node it is shared with the node's other ranks.
 
-Those of a model on a device lie there, in memory like it (`bucket_copies.py`).
+Those of a model on a device lie there, in memory like it (`device_copies.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from unisono.device import device_of
 from unisono.optimizers.sharded import PlacedSegment, Segment, dense_strides, in_order, segments_of
 from unisono.plan.bucket_layout import BucketSlice, MemoryKind, memory_kinds, plan_memory, required_elements
-from unisono.reducer.bucket_copies import BucketCopies
+from unisono.reducer.device_copies import BucketCopies
 from unisono.reducer.parameter_parts import UNSPLIT, ParameterParts
 from unisono.step.layout import Bucket
 from unisono.world import World

@@ -7,7 +7,7 @@ takes nanoseconds. Whatever may take long it leaves to Python: a barrier whose o
 calls `late`, which waits, raises, and keeps MPI and signals going. `Ready` finds the collective that was prepared for
 a tensor (`collectives/ready.py`): in Python that takes longer than a short collective.
 
-Barriers are those of `signals.py`. A token is stored with release order and read with acquire order, so that what a
+Barriers are those of `barriers.py`. A token is stored with release order and read with acquire order, so that what a
 rank has written before a barrier is seen by all after it, on any processor.
 */
 
@@ -28,7 +28,7 @@ typedef struct {
     int64_t nbytes; /* that are moved: long programs run without Python's lock */
 } Program;
 
-/* Numbers that Python and the players of a group share: `State` in signals.py. */
+/* Numbers that Python and the players of a group share: `State` in barriers.py. */
 typedef struct {
     int64_t sequence, label, before, ended;
 } State;

@@ -32,8 +32,8 @@ from unisono.errors import OperationError
 from unisono.mpi import MPI, allreduce_min
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import Step, perform
+from unisono.transports.barriers import TOKEN_WORDS, Signals
 from unisono.transports.plan import Plan, Play, Prepared, bytes_at
-from unisono.transports.signals import TOKEN_WORDS, Signals
 
 VARIABLE = "UNISONO_CMA"
 """Environment variable: "off" forbids access to the memory of other processes."""

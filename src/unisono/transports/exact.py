@@ -24,8 +24,8 @@ import torch
 from unisono.errors import TensorError
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import Array, NumpyArithmetic, Step
+from unisono.transports.barriers import is_compiled
 from unisono.transports.compiled import compiled
-from unisono.transports.signals import is_compiled
 
 BLOCK = 256
 """Numbers that share an exponent."""

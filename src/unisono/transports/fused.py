@@ -52,10 +52,10 @@ from unisono.errors import MismatchError
 from unisono.schedules.pieces import bounds, cut
 from unisono.schedules.schedule import others
 from unisono.transports.arithmetic import Array
+from unisono.transports.barriers import INLINE_BYTES
 from unisono.transports.messages import size_mismatch
 from unisono.transports.node_memory import NodeMemory, SharedMemory
 from unisono.transports.plan import Plan, Play, Prepared
-from unisono.transports.signals import INLINE_BYTES
 from unisono.transports.steps import Rounds, Row, copy, kind_of, longer_player_of, player_of, reduction
 
 BLOCK_BYTES = 64 << 10

@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from unisono.mpi import MPI, allreduce_min
-from unisono.transports.signals import SIGNALS_BYTES, Signals
+from unisono.transports.barriers import SIGNALS_BYTES, Signals
 from unisono.transports.window import SLOTS_PER_RANK, Window, reserve_slots
 
 MAX_PIECE_BYTES, MAX_SHARED_PIECE_BYTES = 256 << 10, 512 << 10

@@ -35,8 +35,8 @@ from unisono.mpi import MPI, allreduce_min
 from unisono.schedules.pieces import Cut
 from unisono.schedules.schedule import Action, Program
 from unisono.transports.arithmetic import Arithmetic, perform
+from unisono.transports.barriers import is_compiled
 from unisono.transports.compiled import compiled
-from unisono.transports.signals import is_compiled
 from unisono.transports.steps import Row, RowKind, end_of, reduction, steps_of
 
 VARIABLE = "UNISONO_SOCKETS"

@@ -22,8 +22,8 @@ import torch
 
 from unisono.call import Call
 from unisono.transports.arithmetic import Arithmetic, Step, arithmetic_of, perform
+from unisono.transports.barriers import Signals
 from unisono.transports.plan import Play, bytes_at
-from unisono.transports.signals import Signals
 
 
 class RowKind(IntEnum):

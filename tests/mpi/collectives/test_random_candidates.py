@@ -23,7 +23,7 @@ from unisono.network.choice import Choice, parse_table
 from unisono.placement import regular
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import HALF_DTYPES, dtypes_of
-from unisono.transports.signals import VARIABLE as COMPILED
+from unisono.transports.barriers import VARIABLE as COMPILED
 from unisono.world import World
 
 CASES = int(os.environ.get("UNISONO_CASES", "60"))

@@ -17,7 +17,7 @@ from unisono.errors import MismatchError, TensorError, UsageError
 from unisono.placement import one_rank_per_node
 from unisono.schedules.pieces import bounds
 from unisono.transports import sockets
-from unisono.transports.signals import is_compiled
+from unisono.transports.barriers import is_compiled
 from unisono.wires import EXACT
 from unisono.world import World
 

@@ -184,10 +184,10 @@ def test_the_main_thread_gives_its_own_core_to_no_other_program(
         row[1] = 7
 
     monkeypatch.setattr(signals, "_keeps_core", own_cores)
-    monkeypatch.setattr("unisono.transports.signals.os.sched_yield", lambda: arrive("yields"))
+    monkeypatch.setattr("unisono.transports.barriers.os.sched_yield", lambda: arrive("yields"))
     polling = SimpleNamespace(poll_word=lambda *_: arrive("polls"))
-    monkeypatch.setattr("unisono.transports.signals.compiled", polling)
-    monkeypatch.setattr("unisono.transports.signals.SLEEP_AFTER_SECONDS", 60)
+    monkeypatch.setattr("unisono.transports.barriers.compiled", polling)
+    monkeypatch.setattr("unisono.transports.barriers.SLEEP_AFTER_SECONDS", 60)
     wait = partial(signals._wait_for_token, row, 1, 0, call)
     if main:
         wait()

@@ -11,7 +11,7 @@ from unisono.measure.links import measure_links
 from unisono.placement import one_rank_per_node
 from unisono.transports import sockets
 from unisono.transports.arithmetic import Arithmetic
-from unisono.transports.signals import is_compiled
+from unisono.transports.barriers import is_compiled
 from unisono.transports.sockets import Sockets
 from unisono.transports.steps import Row
 from unisono.world import World

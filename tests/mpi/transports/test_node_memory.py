@@ -12,7 +12,7 @@ from unisono.collectives.group import Group
 from unisono.collectives.reduce import broadcast
 from unisono.errors import MismatchError, TensorError
 from unisono.placement import regular
-from unisono.transports import signals
+from unisono.transports import barriers
 from unisono.transports.window import Window
 from unisono.world import World
 
@@ -49,7 +49,7 @@ def test_a_refusal_has_words_of_its_own(group: World) -> None:
 def test_ranks_with_a_core_of_their_own_cut_payloads_as_those_that_share_one(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(signals, "available_cores", lambda: frozenset({int(world.rank == world.size - 1)}))
+    monkeypatch.setattr(barriers, "available_cores", lambda: frozenset({int(world.rank == world.size - 1)}))
     group = Group(world.comm.Dup(), regular(1, 1, world.size), world.table)
     for _ in range(2):
         tensor = torch.full((400_000,), float(world.rank))
@@ -66,8 +66,8 @@ def test_a_rank_whose_world_ends_meanwhile_raises_its_failure(world: World) -> N
             raise ConnectionError("the world has ended")
 
     ended, comm, call = False, world.comm.Dup(), call_of("a call")
-    window = Window(comm, signals.SIGNALS_BYTES)
-    memory = signals.Signals(comm, range(world.size), fail, window, 0)
+    window = Window(comm, barriers.SIGNALS_BYTES)
+    memory = barriers.Signals(comm, range(world.size), fail, window, 0)
     memory.barrier(call)
     comm.Barrier()
     ended = True

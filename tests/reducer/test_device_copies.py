@@ -19,8 +19,8 @@ import unisono
 from unisono.collectives.staged import allreduce_staged
 from unisono.device import CopyStreams, computed_of, copy_behind
 from unisono.reducer import bucket_memory
-from unisono.reducer.bucket_copies import BucketCopies
 from unisono.reducer.buffers import Buffers
+from unisono.reducer.device_copies import BucketCopies
 from unisono.rules import BSP, BaseRule, LocalSGD
 from unisono.world import World
 
