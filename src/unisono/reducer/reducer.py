@@ -134,10 +134,8 @@ class Reducer:
 
     def backward(self, backward: Callable[[], Any], optimizer: torch.optim.Optimizer) -> None:
         """Run a backward pass whose gradients the optimizer's step applies. A step in parts returns before all are
-        applied: wait for all (`runner.wait`), or for each parameter that is read (`runner.wait_for`).
-
-        Raises UsageError for a trainable parameter of the optimizer that is not the model's, and in shards for hooks.
-        """
+        applied: wait for all (`runner.wait`), or for each parameter that is read (`runner.wait_for`). Raises UsageError
+        for a trainable parameter of the optimizer that is not the model's, and in shards for hooks."""
 
         def run() -> None:
             backward()

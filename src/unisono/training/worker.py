@@ -377,9 +377,7 @@ def leave(run: Run, server: Server | None, processes: Sequence[Process], code: i
     gone = set[int]() if server is None else server.gone
     if survives_deaths():
         for process in (processes[worker] for worker in gone):
-            if (
-                process.is_here and process.born and process.may_live
-            ):  # it may be stopped: the launcher would wait for it
+            if process.is_here and process.born and process.may_live:  # stopped: the launcher would wait for it
                 with suppress(ProcessLookupError):
                     os.kill(process.process, signal.SIGKILL)
         if run.timeline is not None:
