@@ -32,7 +32,7 @@ def test_a_half_that_fails_does_not_hide_the_other(fails: str, code: int, tmp_pa
     assert done.returncode == code, done.stderr
     assert log.with_suffix(".bytecode").read_text() == "none\n", "modules are compiled by each process"
     assert log.read_text().splitlines() == [
-        "-m pytest -q --durations=50 -n 2 --dist worksteal -m not launches",
+        "-m pytest -q --durations=50 -n 3 --dist worksteal -m not launches",
         "-m pytest -q --durations=50 -n 2 --dist loadfile --no-loadscope-reorder -m launches",
     ]
 
