@@ -299,7 +299,7 @@ class TogetherPlayer(EventPlayer):
 
     def checkpoint(self, event: Save) -> Checkpoint:
         run = self.run
-        (loss,) = [0.0] if event.tests else self._sums_of_ranks(self.losses.total)
+        loss = 0.0 if event.tests else self._sums_of_ranks(self.losses.total)[0]
         weights, optimizer = state.states_of(run.trainer, run.world)
         reached = replace(event.point, loss=loss, seconds=run.elapsed, data=run.feed.fingerprint)
         tuned = run.trainer.reducer.programs.tuning.state()
@@ -324,7 +324,7 @@ class TogetherPlayer(EventPlayer):
         run, training, samples = self.run, self.run.recipe.training, self.run.feed.samples
         self._batches = iter(())
         seconds, steps = time.perf_counter() - self._epoch_began, steps_of(samples, training.batch)
-        (loss,), self.losses = self._sums_of_ranks(self.losses.total), LossSum()
+        loss, self.losses = self._sums_of_ranks(self.losses.total)[0], LossSum()
         epoch, skipped = self._drawn.epoch, min(self._drawn.done * training.batch, samples)
         rate = rate_of_step(run.recipe.optimizer, epoch, steps - 1, steps, training.epochs, training.batch)
         self.accuracy = self._test()
