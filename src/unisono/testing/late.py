@@ -1,7 +1,8 @@
 """Queues of works that run late, in an order that a seed chooses: what a device's streams do.
 
 A work runs when somebody has to wait for it, or when the seed lets it: at each work that is put and at each question.
-Works of a queue run in order; works of two queues in any order that the points allow.
+Works of a queue run in order; works of two queues in any order that the points allow. Each computes with one thread of
+PyTorch, whichever thread runs it: products depend on the number.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import torch
 
 
 @dataclass(eq=False, slots=True)
@@ -119,6 +122,8 @@ class Late:
             work.seconds = work.seconds or time.perf_counter()
             return
         self._running = True
+        if torch.get_num_threads() > 1:  # each thread has a number of its own, and any thread may run this
+            torch.set_num_threads(1)
         try:
             work()
         except (RuntimeError, IndexError, ValueError, TypeError) as error:  # as on a device, a later call learns of it

@@ -12,6 +12,8 @@
 - Errors of shapes and devices are raised at the call; errors of values (an index out of range) by a later
   synchronisation.
 
+From `use_pretend` on the process computes with one thread, on the host, too: a product's bits depend on the number.
+
 Unlike CUDA, the nodes of a backward pass run in one order (each stream waits for the one before), on the streams that
 the thread that calls `backward` used in the forward pass; gradients are accumulated on the stream that made them. The
 nodes run in the thread that calls if the process has run a backward pass, on any device, before `use_pretend`. An error
@@ -62,6 +64,7 @@ def use_pretend(seed: int | None = 0, devices: int = 2) -> None:
 
 def reseed(seed: int | None) -> None:
     """Run all that is queued; from now on the seed chooses what runs when (None: what somebody waits for)."""
+    torch.set_num_threads(1)
     LATE.reseed(seed)
 
 
