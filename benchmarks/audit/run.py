@@ -1,8 +1,10 @@
 """Plants bit flips into audited steps, counts those that are found, and measures what an audit costs.
 
 python benchmarks/audit/run.py [FLIPS [CLEAN [FOLDER]]]        300 flips, 10,000 clean comparisons
+unisono lab --hosts 2 --rate 1gbit -- python benchmarks/audit/run.py --on-ranks costs 4 OUT.json
 
-Starts ranks of itself: 3 and 2 for flips, 2 for costs. `results.json` has each flip.
+Starts ranks of itself: 3 and 2 for flips, 2 for costs. `results.json` has each flip. The second line measures costs
+between hosts, where networks of many weights are exchanged.
 """
 
 from __future__ import annotations
@@ -46,6 +48,9 @@ SHARES, BATCH, ROUNDS = 8, 32, 200
 STEPS_OF_A_TURN = 5
 """Steps of one kind, one after another: an update runs beside the next step."""
 NETWORKS = ("small_convnet", "resnet8", "gpt")
+COSTS = (("small_convnet", 8), ("resnet8", 8), ("resnet8", 32))
+"""Networks whose step is measured, and the pixels of a side of their images."""
+COSTS_BETWEEN_HOSTS = (("resnet50", 224), ("vgg_a", 224))
 KINDS = ("forward", "backward", "gradient", "message", "weight")
 PER_NETWORK = 10
 """Flips until another network and rule are taken."""
@@ -212,12 +217,14 @@ def clean(world: World, count: int) -> dict[str, Any]:
     return {"comparisons": comparisons, "alarms": alarms}
 
 
-def costs(world: World) -> list[dict[str, Any]]:
+def costs(world: World, turns: int) -> list[dict[str, Any]]:
     """Milliseconds of a step: without an audit, with one that has nothing to do, with a chain, and with one share that
-    each rank computes again; all take turns."""
-    results, data, batch = [], load_digits().train, 128
-    for name, images in (("small_convnet", data.inputs), ("resnet8", data.inputs), ("resnet8", None)):
-        inputs = torch.rand(batch, 1, 32, 32) if images is None else images[:batch]
+    each rank computes again; all take turns. With a number of turns, of one step each: of the networks between hosts,
+    2 images a share."""
+    results, data, batch = [], load_digits().train, 2 * SHARES if turns else 128
+    steps = 1 if turns else STEPS_OF_A_TURN
+    for name, side in COSTS_BETWEEN_HOSTS if turns else COSTS:
+        inputs = data.inputs[:batch] if side == 8 else torch.rand(batch, 1, side, side)
         runs, trainers, folder = dict[str, Callable[[int], object]](), dict[str, Trainer](), Path(tempfile.mkdtemp())
         rows = slice(batch * world.rank // world.size, batch * (world.rank + 1) // world.size)
         for kind, fraction in (("off", None), ("idle", 1e-9), ("chain", 0.0), ("one share", world.size / SHARES)):
@@ -238,15 +245,15 @@ def costs(world: World) -> list[dict[str, Any]]:
             numbers = torch.arange(batch).numpy()
             runs[kind] = lambda step, audit=audit, given=given, numbers=numbers: audit.step(step, step, numbers, *given)
         seconds: dict[str, list[float]] = {kind: [] for kind in runs}
-        for first in range(1, ROUNDS, STEPS_OF_A_TURN):
+        for first in range(1, turns + 2 if turns else ROUNDS, steps):
             for kind, act in runs.items():
                 world.barrier()
                 began = time.perf_counter()
-                for step in range(first, first + STEPS_OF_A_TURN):
+                for step in range(first, first + steps):
                     act(step)
                 trainers[kind].wait()  # else the next kind would pay for the last update
-                seconds[kind].append((time.perf_counter() - began) / STEPS_OF_A_TURN)
-        medians = {kind: 1e3 * statistics.median(several[2:]) for kind, several in seconds.items()}
+                seconds[kind].append((time.perf_counter() - began) / steps)
+        medians = {kind: 1e3 * statistics.median(several[1 if turns else 2 :]) for kind, several in seconds.items()}
         everyone = world.all_gather_object(medians)
         row: dict[str, Any] = {"network": name, "side": inputs.shape[-1], "samples": batch}
         row |= {kind: max(of_rank[kind] for of_rank in everyone) for kind in medians}
@@ -261,7 +268,7 @@ def on_ranks(task: str, count: str, output: str) -> None:
     world = unisono.init()
     torch.set_num_threads(1)
     result = (
-        costs(world)
+        costs(world, int(count))
         if task == "costs"
         else clean(world, int(count))
         if task == "clean"
