@@ -163,11 +163,11 @@ class Group:
         keeps = named or exact
         if self.one_node:
             return Choice(plan.algorithm, plan.transport) if keeps else self._trials.choose(plan)
-        tuned = (plan.collective, "across nodes") in self.table.measured
+        rows = (plan.collective, "across nodes") in self.table.measured
         # `direct`, of exact sums, has more bytes for the uplinks of supernodes than a ring
-        kept = tuned or (exact and plan.nbytes > MAX_SHORT_BYTES and self.placement.supernodes)
-        measured = self.table.network.measured
-        free = not kept and (exact or not named) and goes_by_sockets(plan, self.placement, measured)
+        kept = exact and plan.nbytes > MAX_SHORT_BYTES and (rows or bool(self.placement.supernodes))
+        tuned = rows or self.table.network.measured
+        free = not kept and (exact or not named) and goes_by_sockets(plan, self.placement, tuned)
         segments = takes_segments(plan, self.placement) and not (exact and kept)
         if not (free or segments) or (calls := self.socket_calls(plan.call)) is None:
             return Choice(plan.algorithm, plan.transport)

@@ -27,7 +27,6 @@ from unisono.call import BARRIER, Call, call_of
 from unisono.collectives.prepare import is_overwritten
 from unisono.collectives.trials import choices_file, keep_choice, read_choices
 from unisono.mpi import MPI
-from unisono.network.choice import LIBRARY
 from unisono.placement import Placement
 from unisono.schedules import find
 from unisono.schedules.pieces import Cut, bounds, cut_program
@@ -49,7 +48,8 @@ PlayAt = Callable[[int, int], None]
 MAX_SHORT_BYTES = 64 << 10
 """Largest payload in bytes of every collective."""
 
-LONG_COLLECTIVES = ("broadcast", "reduce", "all_to_all")
+ROOTED = ("broadcast", "reduce")
+LONG_COLLECTIVES = (*ROOTED, "all_to_all")
 """Collectives whose longer payloads go by a schedule of their own (`schedule_for`)."""
 
 SEGMENTED = {"ring": 2, "direct": 2, "circulant": 2, "halving": 1}
@@ -105,13 +105,14 @@ ALIGNMENT = 64
 """Bytes; what is received begins at a multiple of them."""
 
 
-def goes_by_sockets(plan: Plan, placement: Placement, measured: bool) -> bool:
-    """Return True for a plan of a table that nobody has tuned whose schedule is that of `schedule_for`, or an exact
-    sum's own: short ones, and on a network that was not `measured` all that sockets carry."""
+def goes_by_sockets(plan: Plan, placement: Placement, tuned: bool) -> bool:
+    """Return True for a plan that goes by the schedule of `schedule_for`, or an exact sum's own: short ones and those
+    of one root, whatever a table of schedules timed as messages has, and where none was `tuned` all that sockets carry.
+    """
     if plan.nbytes <= MAX_SHORT_BYTES:
-        return (plan.algorithm == LIBRARY or plan.wire == EXACT) and plan.nbytes > 0
-    rooted = plan.collective in LONG_COLLECTIVES
-    return not measured and _is_compiled(plan) and (rooted or _is_between_nodes(plan, placement))
+        return plan.nbytes > 0
+    free = not tuned and (plan.collective in LONG_COLLECTIVES or _is_between_nodes(plan, placement))
+    return (free or plan.collective in ROOTED) and _is_compiled(plan)
 
 
 def takes_segments(plan: Plan, placement: Placement) -> bool:

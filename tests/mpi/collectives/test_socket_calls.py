@@ -14,6 +14,7 @@ from unisono.collectives import socket_calls
 from unisono.collectives.socket_calls import ANSWERS, ENTRY, FEW_ROUNDS, MAX_FLAT_BYTES, MAX_SHORT_BYTES
 from unisono.collectives.trials import keep_choice
 from unisono.errors import MismatchError, TensorError, UsageError
+from unisono.network.choice import ScheduleTable, parse_table
 from unisono.placement import one_rank_per_node
 from unisono.schedules.pieces import bounds
 from unisono.transports import sockets
@@ -29,10 +30,10 @@ MISTAKES_MADE = int(os.environ.get("UNISONO_MISMATCHES", "4"))
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "bool")
 
 
-def make_apart(world: World) -> World:
+def make_apart(world: World, table: ScheduleTable | None = None) -> World:
     if world.size == 1:
         pytest.skip("one rank has no other to connect to")
-    return World(world.comm.Dup(), one_rank_per_node(world.size), world.table)
+    return World(world.comm.Dup(), one_rank_per_node(world.size), table or world.table)
 
 
 @pytest.fixture
@@ -102,6 +103,24 @@ def test_long_collectives_go_in_segments_where_a_node_has_one_rank(apart: World,
     apart.allreduce(numbers.clone(), wire="bfloat16")
     assert torch.equal(apart.allreduce(numbers * (rank + 1), op="maximum"), numbers * ranks)
     assert transports_of(apart) == {"sockets", "messages"}, "wires and reductions in Python go by messages"
+
+
+def test_a_tuned_table_chooses_what_messages_carry(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has timed no sockets: by messages of MPI short payloads, and long ones of a root, take several times as long."""
+    monkeypatch.setenv(sockets.VARIABLE, "on")
+    monkeypatch.setattr(socket_calls, "read_choices", lambda _: {})
+    row = {"where": "across nodes", "algorithm": "tree", "transport": "messages"}
+    table = parse_table({"allreduce": [row], "broadcast": [row], "all_to_all": [row | {"algorithm": "direct"}]}, "test")
+    apart = make_apart(world, table)
+    short, long = torch.ones(MAX_SHORT_BYTES // 4 // 12 * 12), torch.ones(2 * MAX_SHORT_BYTES // 4 // 12 * 12)
+    calls: list[Callable[[torch.Tensor], object]] = [apart.allreduce, apart.broadcast, apart.reduce, apart.all_to_all]
+    by = {"short": [True] * 4, "long": [False, True, True, False]}
+    for (name, expected), payload in zip(by.items(), (short, long), strict=True):
+        for call, sockets_carry in zip(calls, expected, strict=True):
+            apart._group.prepared.clear()
+            call(payload.clone())
+            assert (transports_of(apart) == {"sockets"}) is sockets_carry, (name, call)
+    apart.free()
 
 
 def test_few_rounds_where_they_are_faster(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
