@@ -339,13 +339,19 @@ def alltoall_async(tensor: torch.Tensor, splits: Any = None, name: str | None = 
     return session().submit(exchange, _label("alltoall", name, tensor.shape[1:]))
 
 
+def _part_sizes(rows: int, splits: Any, ranks: int) -> torch.Tensor:
+    """Return the rows that each rank gets. Raises UsageError for splits that do not fit."""
+    if splits is None and rows % ranks:
+        raise UsageError(f"alltoall: {ranks} ranks do not divide {rows} rows: give splits")
+    sizes = torch.full((ranks,), rows // ranks) if splits is None else torch.as_tensor(splits).long()
+    if len(sizes) != ranks or int(sizes.sum()) != rows or bool((sizes < 0).any()):
+        raise UsageError(f"alltoall: splits {sizes.tolist()} do not cut {rows} rows into {ranks} parts")
+    return sizes
+
+
 def _all_to_all(tensor: torch.Tensor, splits: Any, world: World) -> Any:
     rows = tensor.shape[0] if tensor.dim() else 0
-    if splits is None and rows % world.size:
-        raise UsageError(f"alltoall: {world.size} ranks do not divide {rows} rows: give splits")
-    sizes = torch.full((world.size,), rows // world.size) if splits is None else torch.as_tensor(splits).long()
-    if len(sizes) != world.size or int(sizes.sum()) != rows or bool((sizes < 0).any()):
-        raise UsageError(f"alltoall: splits {sizes.tolist()} do not cut {rows} rows into {world.size} parts")
+    sizes = world.call_on_all(lambda: _part_sizes(rows, splits, world.size))
     received = world.all_to_all(sizes.clone())
     out = tensor.new_empty((int(received.sum()), *tensor.shape[1:]))
     world.all_to_all_v(torch.split(tensor.contiguous(), sizes.tolist()), torch.split(out, received.tolist()))

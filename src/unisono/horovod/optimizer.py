@@ -93,7 +93,7 @@ class _Distributed:
         return object.__new__, (type(self).__bases__[1],), self.__getstate__()
 
     def synchronize(self) -> None:
-        """Average the gradients, unless that has been done: for a program that reads or clips them before the step."""
+        """Average the gradients, for a program that reads or clips them before the step, which leaves them then."""
         self.exchange.synchronize()
 
     @contextmanager
@@ -106,7 +106,7 @@ class _Distributed:
             self.skip = False
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Set the number of backward passes of a step, from the next step on."""
+        """Set the number of backward passes of a step. An accumulation begins: call it between steps."""
         self.exchange.set_passes(passes)
 
     def zero_grad(self, *arguments: Any, **named: Any) -> None:

@@ -110,6 +110,8 @@ def in_lists(name: str, arguments: Sequence[Any], named: dict[str, Any]) -> tupl
     if name not in SIGNATURES:
         return arguments, named
     depths, options = SIGNATURES[name]
+    if not arguments:
+        raise TensorError(f"{name} with {[*named]} by keyword: give the tensors by position")
     if hasattr(arguments[-1], "asyncOp") and (not depths[0] or torch.Tensor not in map(type, arguments)):
         return arguments, named  # as torch.distributed calls it
     tensors = [_listed(argument, depth) for argument, depth in zip(arguments, depths, strict=False)]

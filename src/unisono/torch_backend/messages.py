@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,7 +54,8 @@ class Message(Work):
         self._receives = name.startswith("recv")
         self._computed = computed_of(tensor) if self._receives else None
         self._messages = messages
-        self._begun = self._peer_checked = time.monotonic()
+        self._peer_checked = time.monotonic()
+        self._awaited_since: float | None = None
 
     def poll(self) -> bool:
         """Poll the message, and return True if it is over. Called by one thread at a time."""
@@ -99,7 +101,7 @@ class Message(Work):
         if queue.failure:
             raise BackendError(queue.failure)
         now = time.monotonic()
-        if now - self._begun > self.seconds:
+        if self._awaited_since is not None and now - self._awaited_since > self.seconds:
             raise BackendError(f"{self._description}: Timed out after {self.seconds:g} s")
         if now - self._peer_checked > PEER_CHECK_SECONDS:
             self._peer_checked = now
@@ -111,15 +113,22 @@ class Message(Work):
                 raise BackendError(f"{self._description}: {ended}")
 
     def _await(self, seconds: float | None) -> None:
-        """Poll in this thread, instead of the background thread."""
+        """Poll in this thread, instead of the background thread. The message's time-out runs from the first wait."""
+        self._awaited_since = self._awaited_since or time.monotonic()
         if not self._messages.take_from_background(self):
             super()._await(seconds)
             return
         end = float("inf") if seconds is None else time.monotonic() + seconds
-        wait_until(lambda: self.poll() or time.monotonic() > end, lambda: None)
-        if not self._ended:
+        try:
+            wait_until(lambda: self.poll() or time.monotonic() > end, lambda: None)
+        finally:  # after an error of a signal's handler, too: MPI still has the memory
             self._messages.poll_in_background(self)
+        if not self._ended:
             raise BackendError(f"{self.name}: Timed out waiting {seconds} s; it is still under way")
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        self._awaited_since = self._awaited_since or time.monotonic()
+        return super().get_future()
 
     def source_rank(self) -> int:
         return self._peer
@@ -152,6 +161,7 @@ class Messages:
         content = tensor if is_on_host(tensor) else tensor.cpu()
         nbytes_of(content)
         buffer = send_buffer(content)
+        self._check_peer(peer)
         request = self.comm.Isend([memory_of(buffer), MPI.BYTE], peer, self._tag(tag))
         name = f"send to rank {peer}, tag {tag}, group {self.queue.group}"
         return self.poll_in_background(Message(self, name, tensor, buffer, request, peer, seconds))
@@ -169,10 +179,18 @@ class Messages:
                 f"{tensor.stride()}: several of its elements share memory; give it a .clone()"
             )
         buffer = receive_buffer(place)
+        if peer is not None:
+            self._check_peer(peer)
         source = MPI.ANY_SOURCE if peer is None else peer
         request = self.comm.Irecv([memory_of(buffer), MPI.BYTE], source, self._tag(tag))
         name = f"recv from {'any rank' if peer is None else f'rank {peer}'}, tag {tag}, group {self.queue.group}"
         return self.poll_in_background(Message(self, name, tensor, buffer, request, source, seconds))
+
+    def _check_peer(self, peer: int) -> None:
+        """Raise BackendError for what is no rank: MPI takes -1 for nobody, and another negative number for anybody."""
+        if not 0 <= peer < self.queue.size:
+            ranks = f"the ranks of group {self.queue.group} are 0 to {self.queue.size - 1}"
+            raise BackendError(f"rank {self.queue.rank}: a message to or from rank {peer}; {ranks}")
 
     def _tag(self, tag: int) -> int:
         users = self._highest - RELEASED - 1
@@ -273,7 +291,11 @@ class Messages:
         """Return True if the word of another rank arrives in time."""
         word = np.zeros(1, np.int64)
         request = self.comm.Irecv(word, peer, self._highest - what)
-        wait_until(lambda: request.Test() or time.monotonic() > end, lambda: None)
+        try:
+            wait_until(lambda: request.Test() or time.monotonic() > end, lambda: None)
+        except BaseException:  # of a signal's handler: the word may still arrive
+            self.abandoned += request, word
+            raise
         if request != MPI.REQUEST_NULL and not request.Test():
             request.Cancel()
             request.Wait()

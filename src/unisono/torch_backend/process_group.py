@@ -122,6 +122,9 @@ class ProcessGroup(CollectiveOperations):
         """End the group. Submitted operations are carried out; communicators are freed once all ranks call this."""
         if self._queue.ended:
             return
+        for beside in filter(None, self._beside.values()):
+            beside.shutdown()
+        self._beside.clear()
         self._queue.close()
         self._messages.close()
         self._job.release(self._group, self._messages, bool(self._queue.failure))
@@ -130,6 +133,9 @@ class ProcessGroup(CollectiveOperations):
     def abort(self) -> None:
         """End the group at once: operations under way fail."""
         self._group.calls.fail(BackendError, f"rank {self.rank()}: group {self._queue.group} was aborted")
+        for beside in filter(None, self._beside.values()):
+            beside.abort()
+        self._beside.clear()
         self.shutdown()
 
     # Tensors of a device, where the group was asked for as "cpu:unisono,cuda:nccl"

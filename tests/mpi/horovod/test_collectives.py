@@ -90,6 +90,9 @@ def test_alltoall() -> None:
     assert received.tolist() == [source for source in range(size) for _ in range(source + 1)]
     with pytest.raises(UsageError, match="do not cut"):
         hvd.alltoall(sent, splits=[1] * (size + 1))
+    if size > 1:  # one rank's rows: all learn of them
+        with pytest.raises(UsageError, match=f"rank 1: alltoall: {size} ranks do not divide {size + 1} rows"):
+            hvd.alltoall(torch.ones(size + (rank == 1)))
 
 
 @pytest.mark.parametrize("rows", [1, 4, 12, 13])

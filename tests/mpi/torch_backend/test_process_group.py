@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -228,6 +230,55 @@ def test_what_is_refused() -> None:
         dist.barrier()
         dist.send(torch.ones(1), (rank() - 1) % size())
         late.wait()
+
+
+@pytest.mark.parametrize("peer", [-2, -1, "size"])
+def test_a_message_to_no_rank_is_refused(peer: int | str) -> None:
+    """MPI takes -1 for nobody, -2 for anybody."""
+    other = peer if isinstance(peer, int) else size()
+    for post in (dist.send, dist.recv):
+        with pytest.raises(BackendError, match=rf"a message to or from rank {other}; the ranks of group 0 are 0 to"):
+            post(torch.ones(1), other)
+
+
+def test_a_time_out_of_a_message_runs_from_the_first_wait() -> None:
+    if size() == 1:
+        pytest.skip("one rank waits for nobody")
+    group = dist.new_group(list(range(size())), timedelta(seconds=0.2))
+    filled = torch.zeros(1)
+    early = dist.irecv(filled, (rank() + 1) % size(), group)
+    time.sleep(0.4)
+    dist.isend(torch.ones(1), (rank() - 1) % size(), group)
+    dist.barrier()
+    early.wait()
+    assert filled.item() == 1
+    with pytest.raises(BackendError, match=r"Timed out after 0\.2 s"):
+        dist.irecv(torch.zeros(1), (rank() + 1) % size(), group).wait()
+    dist.barrier()
+
+
+def test_a_wait_that_a_signal_interrupts_can_be_made_again() -> None:
+    """And the message is received, wherever it comes in between."""
+    if size() == 1:
+        pytest.skip("one rank waits for nobody")
+    late, arrived = dist.irecv(place := torch.zeros(1), (rank() + 1) % size()), threading.Event()
+
+    def ring(*_: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(InterruptedError):
+            late.wait()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    dist.barrier()
+    dist.send(torch.ones(1), (rank() - 1) % size())
+    while not late.is_completed():  # polled by nobody but the background thread
+        arrived.wait(1e-3)
+    late.wait()
+    assert place.item() == 1
 
 
 def test_flat_tensors() -> None:
