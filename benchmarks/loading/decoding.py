@@ -46,6 +46,11 @@ class OneProcess:
         """The bytes of samples."""
         return [self.each[index] for index in numbers.tolist()]
 
+    def stop(self) -> None:
+        """End nothing: there are no threads, and no files."""
+
+    close = stop
+
 
 class Files(Dataset[tuple[torch.Tensor, int]]):
     """The same images as files, with the same crops and size."""

@@ -70,6 +70,9 @@ class ThreadWorld:
         self._boards.append(board)
         return ThreadWorld(members.index(self.rank), self.all_gather_object(board)[members[0]], self._boards)
 
+    def node_world(self) -> ThreadWorld:
+        return self.split(self.placement.node_of(self.rank))
+
     def free(self) -> None:
         self.all_gather_object(None)
 

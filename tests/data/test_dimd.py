@@ -140,6 +140,26 @@ def test_more_samples_than_a_rank_holds_are_refused(on_ranks: OnRanks, numbered:
         on_ranks(3, lambda world: partitioned_load(numbered, world, groups=2))
 
 
+def test_what_is_closed_says_so(on_ranks: OnRanks, numbered: Path) -> None:
+    def work(world: Any) -> None:
+        data = partitioned_load(numbered, world, groups=1)
+        data.random_batch(4)
+        data.close()
+        for call in (lambda: data.random_batch(4), data.shuffle):
+            with pytest.raises(UsageError, match="this InMemoryPartition is closed; make another one"):
+                call()
+
+    on_ranks(1, work)
+
+
+@pytest.mark.parametrize("shuffle", ["every:4", "nonsense"])
+def test_an_interval_of_shuffles_is_refused(on_ranks: OnRanks, numbered: Path, shuffle: str) -> None:
+    with pytest.raises(
+        UsageError, match=rf'shuffle = "{shuffle}": samples move when shuffle\(\) is called; take Loader'
+    ):
+        on_ranks(1, lambda world: partitioned_load(numbered, world, shuffle=shuffle))
+
+
 def test_a_pack_that_does_not_fit_is_refused(
     on_ranks: OnRanks, numbered: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +25,8 @@ from unisono.data.loading import STRETCHES, Batch
 from unisono.data.options import DataOptions
 from unisono.data.order import permutation, steps_of
 from unisono.data.pack.index import About, Index, read_index
+from unisono.data.pack.packing import PackOptions, pack
+from unisono.data.sources import Source
 from unisono.engine import OperationSpan
 from unisono.errors import PackError
 
@@ -169,6 +173,46 @@ def test_all_ranks_have_the_same_pack(on_ranks: OnRanks, numbered: Path, tmp_pat
     assert [line.partition(" is ")[2] for line in messages] == [
         f"not the same on rank {rank} as on rank {other}; copy it again" for rank, other in ((2, 0), (2, 1), (0, 2))
     ]
+
+
+def numbers_pack(folder: Path, stripes: int, classes: tuple[str, ...] = ("a",)) -> Path:
+    """Grey images of 2 x 2, 40 in each part."""
+    source = Source(RAW, classes, [*map(str, range(40))], [0] * 40, [4] * 40, lambda n: bytes(4 * [n]), (2, 2))
+    for part in ("train", "test"):
+        pack(source, folder / part, PackOptions(stripes=stripes), 1, lambda: None)
+    return folder
+
+
+def test_ranks_whose_packs_have_other_stripes_stream_none(on_ranks: OnRanks, tmp_path: Path) -> None:
+    """The order depends on the stripes, so each rank would have another one. In memory, they are the same data."""
+    packs = [numbers_pack(tmp_path / str(stripes), stripes) for stripes in (2, 5)]
+
+    def work(world: Any) -> list[int]:
+        options = DataOptions(pack=str(packs[world.rank]))
+        before = set(threading.enumerate())
+        with pytest.raises(PackError, match=f"not the same on rank {1 - world.rank} as on rank {world.rank}; copy it"):
+            packed_feed(replace(options, storage="streamed"), world, SEED)
+        world.all_gather_object(None)
+        assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "reading"]
+        feed = packed_feed(options, world, SEED)
+        counts = [len(labels) for _, labels in feed.epoch(0, BATCH, 0)]
+        feed.close()
+        return counts
+
+    assert on_ranks(2, work) == [[8, 8, 4]] * 2
+
+
+def test_a_pack_that_is_wrong_on_one_rank_is_reported_on_all(on_ranks: OnRanks, tmp_path: Path) -> None:
+    right, wrong = (numbers_pack(tmp_path / name, 2) for name in ("right", "wrong"))
+    shutil.rmtree(wrong / "test")
+    (wrong / "test").symlink_to(numbers_pack(tmp_path / "other", 2, ("a", "b")) / "test")
+
+    def work(world: Any) -> str:
+        with pytest.raises(PackError) as caught:
+            packed_feed(DataOptions(pack=str(wrong if world.rank else right)), world, SEED)
+        return str(caught.value)
+
+    assert all("is not the same on rank" in message for message in on_ranks(2, work))
 
 
 def about(classes: tuple[str, ...], kind: str = RAW, shape: tuple[int, ...] | None = (8, 8)) -> Index:

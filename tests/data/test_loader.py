@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -180,6 +181,10 @@ def test_what_cannot_be_loaded_is_refused(on_ranks: OnRanks, numbered: Path) -> 
     with pytest.raises(UsageError, match="3 ranks share batches of 2 samples, so some would have none"):
         on_ranks(3, lambda world: Loader(numbered, world, 2))
     with pytest.raises(
+        UsageError, match="virtual_ranks = 2, but 3 ranks, so some would have no samples: start at most 2"
+    ):
+        on_ranks(3, lambda world: loader_of(numbered, world, virtual_ranks=2))
+    with pytest.raises(
         UsageError, match="storage = 'floppy'; it is one of partitioned, replicated, streamed, files, auto"
     ):
         on_ranks(1, lambda world: loader_of(numbered, world, storage="floppy"))
@@ -199,6 +204,23 @@ def test_an_error_in_a_loop_is_not_hidden_by_waiting_for_the_others(on_ranks: On
 
     with pytest.raises(ValueError, match="mine"):
         on_ranks(2, work)
+
+
+def test_after_an_error_no_thread_reads_on(on_ranks: OnRanks, numbered: Path) -> None:
+    def work(world: Any) -> None:
+        before = set(threading.enumerate())
+        loader = loader_of(numbered, world, storage="streamed")
+        batches = iter(loader)
+        with pytest.raises(ValueError, match="mine"), loader:
+            next(batches)
+            raise ValueError("mine")
+        left = {thread.name.partition("_")[0] for thread in set(threading.enumerate()) - before}
+        assert not left & {"reading", "decoding", "test decoding"}
+        with pytest.raises(UsageError, match="this Loader is closed; make another one"):
+            next(batches)
+        loader.close()
+
+    on_ranks(1, work)
 
 
 def test_naming_it_imports_nothing() -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from unisono.data import loading
 from unisono.data.kinds import IMAGE, RAW, SampleTransform
-from unisono.data.kinds.image import ImageOptions
+from unisono.data.kinds.image import ImageOptions, RawKind
 from unisono.data.kinds.image_transform import ImageDecoder, ImageTransform, RawDecoder
 from unisono.data.loading import PREFETCHED_BATCHES, Prefetcher
 from unisono.data.order import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
@@ -35,6 +35,9 @@ class Listed:
     def samples(self, numbers: np.ndarray) -> list[np.ndarray]:
         self.asked.append(numbers.tolist())
         return [np.frombuffer(bytearray(self.held[sample]), np.uint8) for sample in numbers.tolist()]
+
+    def stop(self) -> None:
+        """There are no threads."""
 
     def close(self) -> None:
         """There is nothing to free."""
@@ -124,6 +127,14 @@ def test_validation_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> 
             assert torch.equal(inputs[index], shown(index, None))
         with pytest.raises(AssertionError, match="random numbers were drawn"):
             next(loader.batches([np.arange(20)], 1, 1))
+
+
+def test_a_kind_without_augmentations_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RawKind, "augments", ("none",))
+    monkeypatch.setattr(loading, "uniform_numbers", None)
+    with loader_of(PICTURES) as (loader, _):
+        (inputs, _labels), *_ = loader.batches([np.arange(20)], 1, 1)
+        assert torch.equal(inputs[3], shown(3, None))
 
 
 def test_a_batch_keeps_its_memory_until_the_next_one_is_asked_for_and_then_gives_it_on() -> None:

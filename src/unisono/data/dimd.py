@@ -43,13 +43,17 @@ def partitioned_load(
     """Load a training set into the memory of the ranks, a part into each (DIMD 4.1, call i). Collective.
 
     `groups` is the number of copies over all ranks, each in a group of ranks; as many as ranks give each rank a copy of
-    its own. None takes as many as fit into the free memory of the nodes. The other arguments are those of `Loader`.
-    Raises PackError on every rank if the pack cannot be read or does not fit, or the groups cannot be formed.
+    its own. None takes as many as fit into the free memory of the nodes. The other arguments are those of `Loader`,
+    but `shuffle`.
+    Raises PackError on every rank if the pack cannot be read or does not fit, or the groups cannot be formed;
+    UsageError if a key or value is none of `[data]`, or not one for this call.
     """
     check_installed()
     place = {"storage": AUTO} if groups is None else {"groups": groups}
     given = {"threads": 1, **place, **data, "pack": str(pack)}
     options = parse(DataOptions, given, "partitioned_load", UsageError)
+    if options.shuffle != "epoch":
+        raise UsageError(f'shuffle = "{options.shuffle}": samples move when shuffle() is called; take Loader')
     from unisono.data.pack.index import read_index  # noqa: PLC0415  of the extra `data`, as the next
     from unisono.data.storage.choose import resolve_storage  # noqa: PLC0415
 
@@ -91,15 +95,17 @@ class InMemoryPartition(Running):
         """Return so many random samples of this rank's memory, none twice, and their labels (DIMD 4.1, call ii).
 
         Not collective. A function of the seed, the rank and the calls before. Batches of one length are prepared in
-        advance; a batch's memory is used again by the next call. Raises UsageError for more samples than are held.
+        advance; a batch's memory is used again by the next call. Raises UsageError for more samples than are held, and
+        after `close`.
         """
-        held = len(self.numbers)
-        if not 0 < samples <= held:
-            raise UsageError(
-                f"rank {self._storage.world.rank} holds {held} samples, of which a batch of {samples} was asked; take "
-                f"1 to {held}, or load more groups"
-            )
         if self._running is None or samples != self._batch:
+            self._check_open()
+            held = len(self.numbers)
+            if not 0 < samples <= held:
+                raise UsageError(
+                    f"rank {self._storage.world.rank} holds {held} samples, of which a batch of {samples} was asked; "
+                    f"take 1 to {held}, or load more groups"
+                )
             self._stop()
             self._running, self._batch = self._batches(samples), samples
         batch = next(self._running)
@@ -111,12 +117,14 @@ class InMemoryPartition(Running):
 
         A function of the seed and the number of shuffles. Nothing moves where each node holds a copy.
         """
+        self._check_open()
         self._stop()
         self._shuffles += 1
         self._storage.epoch(permutation(self.samples, self._seed, self._shuffles), self.samples)
 
     def close(self) -> None:
         """Stop the threads and free the memory. Collective."""
+        self._closed = True
         self._stop()
         self._loader.close()
 

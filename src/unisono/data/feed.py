@@ -152,7 +152,6 @@ class Feed(FeedFacts):
 
     def close(self) -> None:
         """Stop the threads and free the memory. Collective."""
-        self.stop_threads()
         self._train.close()
         self._test.close()
 
@@ -179,9 +178,9 @@ def packed_feed(
     train, test = world.call_on_all(
         lambda: [read_index(split_folder(folder, names)) for names in (TRAIN_SPLITS, TEST_SPLITS)]
     )
-    check_alike(train, test)
     fingerprint = f"{train.fingerprint}, {test.fingerprint}"
     check_on_all(folder, fingerprint, world)
+    check_alike(train, test)
     transform = make_transform(train, options)
     place, reason = resolve_storage(options, train, world)
     if out_of_step and options.storage == AUTO:
@@ -199,16 +198,17 @@ def packed_feed(
     in_memory = REPLICATED if out_of_step else PARTITIONED
     test_place = replace(options, storage=FILES if options.storage == FILES else in_memory, groups=1)
     try:
+        if storage.order_name:  # in the middle of an epoch, a resumed run needs the same order, as all ranks do
+            fingerprint += f", {storage.order_name}"
+            check_on_all(folder, fingerprint, world)
+        elif out_of_step:  # by which a rank's own samples are others
+            fingerprint += f" {place.storage}"
         with observed(observe, "read test set", "loading"):
             test_storage = read_storage(test_place, test, world)
             test_storage.give_stretches()
     except PackError:  # on every rank
         storage.close()
         raise
-    if storage.order_name:  # in the middle of an epoch, a resumed run needs the same order
-        fingerprint += f", {storage.order_name}"
-    elif out_of_step:  # by which a rank's own samples are others
-        fingerprint += f" {place.storage}"
     held = 0
     if out_of_step:
         with observed(observe, "shuffle", "shuffle"):

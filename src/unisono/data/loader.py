@@ -68,6 +68,11 @@ class Loader(Running):
                 f"{named} ranks share batches of {batch} samples, so some would have none; start at most {batch} "
                 "ranks, or raise batch"
             )
+        if 0 < virtual_ranks < world.size:
+            raise UsageError(
+                f"virtual_ranks = {virtual_ranks}, but {world.size} ranks, so some would have no samples: start at "
+                f"most {virtual_ranks} ranks, or raise it"
+            )
         options = parse(DataOptions, {"threads": 1, **data, "pack": str(pack)}, "Loader", UsageError)
         seed = check_number("seed", seed, most=(1 << 64) - 1)
         check_number("threads", options.threads, 1)
@@ -75,7 +80,6 @@ class Loader(Running):
         """Device that batches arrive on."""
         self._feed = packed_feed(options, world, seed, device=self.device)
         self._feed.share_among(virtual_ranks)
-        self._closed = False
         self._ranks = virtual_ranks or world.size
         self._settings = {
             "batch": batch,
@@ -112,6 +116,7 @@ class Loader(Running):
         for batch in running:
             self.step += 1
             yield batch
+            self._check_open()
             if self._running is not running:
                 raise UsageError("the loader was iterated anew or moved in this loop; one loop at a time")
         self.epoch, self.step, self._running = self.epoch + 1, 0, None
@@ -172,10 +177,6 @@ class Loader(Running):
         super().__exit__(kind, error, trace)
         self._closed = True
         self._feed.stop_threads()  # after an error the other ranks may never come to free the memory together
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError("the loader is closed; make another one")
 
     def _move(self, epoch: int, step: int) -> None:
         self._stop()

@@ -125,12 +125,17 @@ class Running(Closing):
     """Object with batches under way, which are stopped before their samples move."""
 
     _running: Generator[Batch] | None = None
+    _closed = False
 
     def _stop(self) -> None:
         """Stop the batches that are being prepared: a shuffle would move the samples that they read."""
         if self._running is not None:
             self._running.close()
             self._running = None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError(f"this {type(self).__name__} is closed; make another one")
 
 
 @dataclass
@@ -269,6 +274,7 @@ class Prefetcher(Reader):
 
     def stop(self) -> None:
         self._pool.shutdown(cancel_futures=True)
+        self.sampler.stop()
 
     def close(self) -> None:
         self.stop()
@@ -278,6 +284,8 @@ class Prefetcher(Reader):
         self, numbers: Numbers, seed: int | None, epoch: int
     ) -> tuple[torch.Tensor, Numbers, list[Future[None]]]:
         """Submit a batch to the threads, in stretches of samples; return its memory, numbers and futures."""
+        if self._kind.augments == ("none",):  # nothing is drawn
+            seed = None
         with observed(self._observe, "read batch", "loading"):
             memory, samples = self._buffer(len(numbers)), self.sampler.samples(numbers)
 

@@ -221,6 +221,9 @@ class Sampler:
         The first `done` steps are left out: a run is resumed.
         """
 
+    def stop(self) -> None:
+        """Stop its threads: all that a rank does by itself if the others cannot be waited for."""
+
     def give_stretches(self) -> None:
         """Give each rank a stretch of the samples, which it will see in turn. Collective."""
 

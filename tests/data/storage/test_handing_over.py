@@ -45,16 +45,19 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
-def generation(pack: Any, epoch: int, after: Callable[[Any, PartitionedStorage], object] = lambda *_: None) -> Any:
+def generation(
+    pack: Any, epoch: int, after: Callable[[Any, PartitionedStorage], object] = lambda *_: None, virtual: int = 0
+) -> Any:
     """Ranks that begin, see an epoch and are killed. Each returns the numbers of what it saw, and its note."""
     index, contents = pack
 
     def work(world: Any) -> tuple[list[int], str]:
         storage, seen = PartitionedStorage(index, world, DataOptions(), segment_bytes=200), list[int]()
+        storage.virtual = virtual
         order = permutation(len(index), 1, epoch)
         storage.epoch(order, BATCH)
         for step in range(steps_of(len(index), BATCH)):
-            wanted = share(order, BATCH, step, world.rank, world.size)
+            wanted = share(order, BATCH, step, world.rank, world.size, virtual)
             assert [sample.tobytes() for sample in storage.samples(wanted)] == [contents[each] for each in wanted]
             seen += wanted.tolist()
         after(world, storage)
@@ -91,6 +94,29 @@ def test_as_many_ranks_go_on_with_what_each_has_left(
     monkeypatch.setattr(partitioned, "shuffle", lambda *given: moved.append(given))
     anywhere(3, generation(audio_samples, 0))
     assert moved == []
+
+
+def test_a_rank_that_has_left_more_than_the_others_goes_on_with_it(
+    anywhere: OnRanks, many: Any, memory: Path, read: list[int]
+) -> None:
+    """Rank 2 has two of four shares, more than the room for chance takes: its file is larger than the others'."""
+    for epoch in range(3):
+        results = anywhere(3, generation(many, epoch, virtual=4))
+        assert each_once(results) == list(range(len(many.index)))
+        assert len(results[2][0]) > 1.5 * len(results[0][0])
+    assert len(read) == len(many.index), "in the first generation alone"
+
+
+def test_a_storage_whose_samples_another_one_took_over_still_grows(anywhere: OnRanks, tiny: Any, memory: Path) -> None:
+    def grow(_: Any, storage: PartitionedStorage) -> None:
+        other = PartitionedStorage(tiny.index, storage.world, DataOptions(), segment_bytes=200)
+        storage._store.grow(np.array([3, 3]))
+        for each in (storage, other):
+            assert [sample.tobytes() for sample in each.samples(each.numbers)] == [
+                tiny.samples[n] for n in each.numbers
+            ]
+
+    anywhere(2, generation(tiny, 0, grow))
 
 
 def test_stretches_are_given_of_what_was_left(anywhere: OnRanks, audio_samples: Any, memory: Path) -> None:

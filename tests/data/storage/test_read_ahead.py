@@ -190,7 +190,7 @@ def test_blocks_in_the_order_of_their_first_use(seen: list[int]) -> None:
     ("begun", "held", "limit", "expected"), [(0, 0, 12, 3), (1, 4, 12, 3), (1, 4, 3, 1), (2, 9, 12, 2), (4, 4, 99, 4)]
 )
 def test_reads_that_fit(begun: int, held: int, limit: int, expected: int) -> None:
-    assert reads_that_fit(np.full(4, 4), begun, held, limit) == expected
+    assert reads_that_fit(np.arange(0, 20, 4), begun, held, limit) == expected
 
 
 @given(st.integers(1, 5), st.integers(1, 12), st.integers(0, 9))
@@ -203,8 +203,9 @@ def test_within_the_limit_each_window_is_there_before_it_is_used(ranks: int, win
         plan = plan_reads(blocks, seen_by(order, batch, 0, rank, ranks), np.zeros(len(blocks.firsts), np.bool_))
         turns = {block: turn for turn, block in enumerate(plan.blocks.tolist())}
         left, begun, held = plan.uses.copy(), 0, 0
+        ends = np.concatenate([[0], plan.nbytes.cumsum()])
         for step in range(steps_of(len(order), batch)):
-            fits = reads_that_fit(plan.nbytes, begun, held, limit)
+            fits = reads_that_fit(ends, begun, held, limit)
             held += int(plan.nbytes[begun:fits].sum())
             begun = max(begun, fits)
             assert held <= limit

@@ -179,23 +179,26 @@ def test_a_node_without_memory_for_the_windows_is_refused(
     on_ranks(2, lambda world: StreamedStorage(index, world, DataOptions(buffer_megabytes=8 / MEGABYTE)).close())
 
 
-def copy_of(index: Any, folder: Path) -> tuple[Any, Path]:
-    """A copy of the pack, and its last stripe."""
+def copy_of(index: Any, folder: Path, stripe: int = -1) -> tuple[Any, Path]:
+    """A copy of the pack, and its last or another stripe."""
     shutil.copytree(index.folder, folder)
-    return replace(index, folder=folder), sorted(folder.glob("stripe-*"))[-1]
+    return replace(index, folder=folder), sorted(folder.glob("stripe-*"))[stripe]
 
 
-def test_a_missing_stripe_is_found_before_the_first_step(on_ranks: OnRanks, index: Any, tmp_path: Path) -> None:
-    own, last = copy_of(index, tmp_path / "copy")
-    last.unlink()
+@pytest.mark.parametrize("stripe", [0, -1])
+def test_a_stripe_that_a_node_lacks_is_found_before_the_first_step(
+    on_ranks: OnRanks, index: Any, tmp_path: Path, stripe: int
+) -> None:
+    own, missing = copy_of(index, tmp_path / "copy", stripe)
+    missing.unlink()
 
     def work(world: Any) -> str:
         with pytest.raises(PackError) as caught:
-            StreamedStorage(own, world, DataOptions(buffer_megabytes=200 / MEGABYTE))
+            StreamedStorage(own if world.rank == 1 else index, world, DataOptions(buffer_megabytes=200 / MEGABYTE))
         return str(caught.value)
 
     (message,) = set(on_ranks(3, work))
-    assert message == f"rank 2: {own.folder} is incomplete: {last.name} is missing; copy the pack again"
+    assert message == f"rank 1: {own.folder} is incomplete: {missing.name} is missing; copy the pack again"
 
 
 @pytest.mark.parametrize(

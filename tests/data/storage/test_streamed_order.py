@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -62,6 +64,17 @@ def test_stopped_and_resumed_on_other_numbers_of_ranks_each_sample_is_used_once(
         seen += [n for at in range(step, last) for rank in range(ranks) for n in share(order, batch, at, rank, ranks)]
         step = last
     assert sorted(seen) == list(range(samples_of(blocks)))
+
+
+def test_samples_whose_random_keys_are_equal_keep_their_order() -> None:
+    """So the order does not depend on how a processor sorts: numbers of a large pack may tie."""
+
+    class Zeros(np.random.Generator):
+        def random(self, *shape: Any) -> np.ndarray:
+            return np.zeros(shape)
+
+    order = streamed_order(EVEN, samples_of(EVEN), 32 * 40, Zeros(np.random.PCG64(0)))
+    assert (np.diff(order.reshape(-1, 40)) == 1).all(), "block after block"
 
 
 def naive_steps(sizes: list[int], batch: int, chance: list[float]) -> list[int]:

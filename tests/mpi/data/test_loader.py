@@ -102,5 +102,5 @@ def test_a_closed_loader_says_so_and_may_be_closed_again(group: World, packs: Pa
     loader.close()
     loader.close()
     for look in (loader.__iter__, loader.test_batches):
-        with pytest.raises(UsageError, match="the loader is closed; make another one"):
+        with pytest.raises(UsageError, match="this Loader is closed; make another one"):
             next(look())

@@ -73,7 +73,8 @@ class SampleTransform(Protocol):
         """Shape of a converted sample in memory; the last dimension is the number of channels of the network."""
 
     def into(self, out: torch.Tensor, file: memoryview, random: CounterRNG | None) -> None:
-        """Convert one sample into `out`, of that shape; without `random`, as in validation. Raises DecodeError."""
+        """Convert one sample into `out`, of that shape; without `random`, as in validation, and always if the kind has
+        no augmentation. Raises DecodeError."""
 
     def batch(self, memory: torch.Tensor) -> torch.Tensor:
         """Return a view of samples side by side, (samples, *shape), in the layout that the network takes."""

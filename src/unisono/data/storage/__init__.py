@@ -2,10 +2,12 @@
 
     read ──▶ order, epoch 0 ── samples, samples, ... ──▶ order, epoch 1 ── samples, ... ──▶ close      ranks in step
     read ──▶ own ── own_epoch 0 ── samples, ... ── own_epoch 1 ── samples, ... ────────────▶ close      out of step
+    read ──▶ give_stretches ── samples, samples, ... ──────────────────────────────────────▶ close      test set
 
-`read`, `epoch`, `own` and `close` are collective, the others never are: between two of them a rank reads alone. Ranks
-of an asynchronous rule share no epochs. Each has samples of its own, which stay where they are from `own` to `close`.
-What a storage does not define is `Sampler`'s (`data/order.py`): the order of samples that every rank can read.
+`read`, `epoch`, `own`, `give_stretches` and `close` are collective, the others never are: between two of them a rank
+reads alone. Ranks of an asynchronous rule share no epochs. Each has samples of its own, which stay where they are from
+`own` to `close`. What a storage does not define is `Sampler`'s (`data/order.py`): the order of samples that every rank
+can read.
 """
 
 from __future__ import annotations

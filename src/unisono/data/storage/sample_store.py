@@ -191,7 +191,7 @@ class SampleStore:
         if window is not None:
             window.free()
         if path is not None:
-            path.unlink()
+            path.unlink(missing_ok=True)  # another storage of this process may have taken it over
 
     def free(self) -> None:
         """Drop the samples and free their memory, unless others are to have them."""
@@ -203,33 +203,33 @@ class SampleStore:
 
     def _open(self) -> None:
         """Allocate memory for all rows and blocks of the capacity."""
-        rows, blocks = self.capacity.tolist()
         nbytes = nbytes_of(self.capacity, self.block)
-        begin = nbytes - blocks * self.block
         self._window: Window | None = None
         self._path: Path | None = None
         self._header = np.zeros(5, np.int64)
         if self._names is not None:
-            memories = self._open_files(self._names, nbytes)
+            self.buffers = self._open_files(self._names, nbytes)
         elif self.shared and (window := allocate_window(self.world.comm, nbytes)) is not None:
             self._window = window
-            memories = [np.frombuffer(buffer, np.uint8, nbytes) for buffer in window.buffers]
+            self.buffers = [self._cut(np.frombuffer(each, np.uint8, nbytes), self.capacity) for each in window.buffers]
         else:  # samples are sent
             self.shared = False
-            memories = [np.empty(nbytes, np.uint8)]
-        shape = blocks, self.block
-        self.buffers = [
-            SampleBuffer(memory[: 4 * rows].view(np.int32), memory[begin:].reshape(shape)) for memory in memories
-        ]
+            self.buffers = [self._cut(np.empty(nbytes, np.uint8), self.capacity)]
         self.own = self.buffers[self.world.rank if self.shared else 0]
 
-    def _open_files(self, names: Path, nbytes: int) -> list[Bytes]:
-        """Return memory in a new file; if the store is shared, that of all ranks."""
+    def _open_files(self, names: Path, nbytes: int) -> list[SampleBuffer]:
+        """Return memory in a new file; if the store is shared, that of all ranks, of which each has its capacity."""
         path = self._path = names.with_name(f"{names.name}-{secrets.token_hex(4)}")
         memory = self.world.call_on_all(lambda: map_file(path, HEADER_BYTES + nbytes))
         self._header = memory[:HEADER_BYTES].view(np.int64)
-        paths = self.world.all_gather_object(path) if self.shared else [path]
-        return [(memory if peer_path == path else map_file(peer_path))[HEADER_BYTES:] for peer_path in paths]
+        files = self.world.all_gather_object((path, self.capacity)) if self.shared else [(path, self.capacity)]
+        return [self._cut((memory if peer == path else map_file(peer))[HEADER_BYTES:], size) for peer, size in files]
+
+    def _cut(self, memory: Bytes, capacity: Counts) -> SampleBuffer:
+        """Return memory as that of so many rows and blocks: numbers at its beginning, blocks at its end."""
+        rows, blocks = capacity.tolist()
+        begin = len(memory) - blocks * self.block
+        return SampleBuffer(memory[: 4 * rows].view(np.int32), memory[begin:].reshape(blocks, self.block))
 
     def _ends(self, numbers: NDArray[np.int32], begin: int) -> NDArray[np.int64]:
         """Return the blocks at which these samples, side by side from `begin` on, begin and the last one ends."""

@@ -70,7 +70,7 @@ class StreamedStorage(Storage):
     """Samples of a pack in its stripes, of which each rank of `world` has a window in memory."""
 
     def __init__(self, index: Index, world: World, options: DataOptions) -> None:
-        """Look at the stripes, each rank at a part of them. Collective.
+        """Look at the stripes, each rank of a node at a part of them. Collective.
 
         Raises PackError on every rank if a stripe is missing or cut off, or a node has no memory for the windows and
         its cache.
@@ -82,7 +82,8 @@ class StreamedStorage(Storage):
         self.order_name = f"streamed in windows of {options.buffer} bytes {layout:08x}"
         self._limit = memory_limit(self._blocks, options.buffer, world.size)
         check_free_memory(world, self._limit)
-        first, last = bounds(len(index), world.size, world.rank)
+        node = world.node_world()
+        first, last = bounds(len(index), node.size, node.rank)
         world.call_on_all(lambda: check_stripes(index, first, last))
         self._cached = choose_cached(self._blocks.nbytes, options.cache)
         held = self._blocks.firsts[self._cached], self._blocks.stops[self._cached]
@@ -139,11 +140,14 @@ class StreamedStorage(Storage):
         parts = self._reader, self._ahead, self._cache
         return sum(part.nbytes for part in parts if part is not None)
 
-    def close(self) -> None:
+    def stop(self) -> None:
         for reader in (self._reader, self._ahead):
             if reader is not None:
                 reader.stop()
         self._stripes.close()
+
+    def close(self) -> None:
+        self.stop()
         if self._cache is not None:
             self._cache.close()
         self._ahead = self._cache = None
@@ -230,6 +234,7 @@ class ReadAhead:
         """Bytes up to which blocks are read ahead of the step."""
         self._turns = {block: turn for turn, block in enumerate(plan.blocks.tolist())}
         self._left = plan.uses.tolist()
+        self._ends: Numbers = np.concatenate([[0], plan.nbytes.cumsum(dtype=np.int64)])
         self._begun, self._reported = 0, set[str]()
         self._reads: dict[int, Future[Samples]] = {}
         self._queue: SimpleQueue[tuple[int, Future[Samples]] | None] = SimpleQueue()
@@ -240,7 +245,7 @@ class ReadAhead:
         ]
         for thread in self._threads:
             thread.start()
-        self._begin_to(reads_that_fit(plan.nbytes, 0, 0, limit))
+        self._begin_to(reads_that_fit(self._ends, 0, 0, limit))
 
     def take(self, blocks: Numbers, rows: Numbers) -> Samples:
         """Return samples by block and row within it, as views, which stay valid. Waits for what is not there yet.
@@ -261,7 +266,7 @@ class ReadAhead:
                 del self._reads[block]
                 self.nbytes -= int(self._plan.nbytes[turn])
         if not self.all_begun:
-            self._begin_to(reads_that_fit(self._plan.nbytes, self._begun, self.nbytes, self.limit))
+            self._begin_to(reads_that_fit(self._ends, self._begun, self.nbytes, self.limit))
         return [by_block[block][row] for block, row in zip(numbers, rows.tolist(), strict=True)]
 
     @property

@@ -107,7 +107,7 @@ def streamed_order(blocks: StripeBlocks, batch: int, window_bytes: int, rng: np.
     counts = (blocks.stops - blocks.firsts)[line]
     place = np.arange(len(line)).repeat(counts)
     sample = joined_ranges(blocks.firsts[line], counts)
-    by_window = np.argsort(window[place] * len(line) + place + rng.random(len(place)))
+    by_window = np.argsort(window[place] * len(line) + place + rng.random(len(place)), kind="stable")
     place, sample = place[by_window], sample[by_window]
     step = steps_in_windows(np.bincount(window, counts).astype(np.int64), batch, rng.random(len(place)))
     order: Numbers = sample[np.argsort(step * len(line) + place, kind="stable")]
@@ -175,14 +175,15 @@ def seen_by(order: Numbers, batch: int, done: int, rank: int, ranks: int, virtua
     return order[seen]
 
 
-def reads_that_fit(nbytes: Numbers, begun: int, held: int, limit: int) -> int:
+def reads_that_fit(ends: Numbers, begun: int, held: int, limit: int) -> int:
     """Return how many reads of a plan may have begun, of which `begun` have, and `held` bytes are still in memory.
 
-    >>> reads_that_fit(np.array([4, 4, 4, 4]), 1, 4, 12)
+    `ends` has the bytes of the first 0, 1, 2, ... reads.
+
+    >>> reads_that_fit(np.array([0, 4, 8, 12, 16]), 1, 4, 12)
     3
     """
-    after = held + nbytes[begun:].cumsum()
-    return begun + int(np.searchsorted(after, limit, side="right"))
+    return max(begun, int(np.searchsorted(ends, ends[begun] + limit - held, side="right")) - 1)
 
 
 def memory_limit(blocks: StripeBlocks, window_bytes: int, ranks: int) -> int:
