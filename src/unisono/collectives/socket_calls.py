@@ -117,7 +117,7 @@ def goes_by_sockets(plan: Plan, placement: Placement, tuned: bool) -> bool:
 
 def takes_segments(plan: Plan, placement: Placement) -> bool:
     """Return True for a longer payload that goes by its own schedule, in segments."""
-    long = plan.nbytes > MAX_SHORT_BYTES and plan.collective not in LONG_COLLECTIVES
+    long = plan.nbytes > MAX_SHORT_BYTES and plan.collective not in ROOTED
     return long and plan.algorithm in SEGMENTED and _is_between_nodes(plan, placement) and _is_compiled(plan)
 
 
