@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tests.mpi.loops.table import table
+from tests.rules.largest import LARGEST, Largest
 from tests.rules.leader import Leader
 from tests.rules.pull import pull
 
@@ -25,6 +26,12 @@ def test_a_rule_in_the_docs_is_the_tested_one(name: str) -> None:
     rule = (ROOT / f"tests/rules/{name}.py").read_text(encoding="utf-8").split('"""\n\n', 1)[1].rstrip()
     assert f"```python\n{rule}\n```" in (ROOT / "docs/rules.md").read_text(encoding="utf-8")
     assert sum(1 for line in rule.splitlines() if line) <= 30
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_replaced_exchange_is_that_of_a_rank_that_is_alone_too(ranks: int) -> None:
+    program = Largest(overlap="chain")(Step(0), 0, even_layout(ranks, buckets=2))
+    assert sum(task.operation is LARGEST for task in program) == 2
 
 
 @dataclass(frozen=True)

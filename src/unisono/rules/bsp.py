@@ -46,8 +46,8 @@ class BSP(BaseRule):
         return Traits(groups=True, exact=True, sums=self.scale == "sum")
 
     def exchanges_nothing(self, layout: Layout) -> bool:
-        """Return True where a rank is alone: its gradients are the average as they are."""
-        return layout.ranks == 1 and self.exchange.wire != EXACT
+        """Return True where a rank is alone: its gradients are the average as they are, unless a rule replaces that."""
+        return layout.ranks == 1 and self.exchange.wire != EXACT and type(self).allreduce is BaseRule.allreduce
 
     def follow(self, _: Step, rank: int, layout: Layout) -> build.Followers:
         """Return the tasks that follow buckets: each is averaged and applied as soon as it is full."""
