@@ -52,10 +52,12 @@ def test_a_contender_leaves_no_shared_memory() -> None:
 
 
 def test_a_contender_that_ends_early_is_reported() -> None:
+    """Also one that has ended before it is asked for a step: nothing reads the request."""
     with (
-        ContenderProcess("no_such_network", "ours", 2, {}) as contender,
         pytest.raises(UsageError, match="ours of no_such_network ended"),
+        ContenderProcess("no_such_network", "ours", 2, {}) as contender,
     ):
+        contender.process.wait()
         contender.step()
 
 

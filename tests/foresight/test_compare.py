@@ -105,12 +105,14 @@ def test_the_wrong_part_is_wrong_in_the_direction_of_the_step(
         (
             PREDICTION,
             measured(0.040, 0.032, updates=0.025),
-            "updates took 22 ms longer than the machine file says: node.memory_bandwidth is too high; probe again",
+            "updates took 22 ms longer than the machine file says: node.memory_bandwidth (of accelerators "
+            "node.device_bandwidth) is too high; probe again",
         ),
         (
             replace(PREDICTION, updating=0.0),
             measured(0.040, 0.032, updates=0.025),
-            "updates took 25 ms longer than the machine file says: the file has no node.memory_bandwidth; probe again",
+            "updates took 25 ms longer than the machine file says: the file has no node.memory_bandwidth (of "
+            "accelerators node.device_bandwidth); probe again",
         ),
         (
             PREDICTION,

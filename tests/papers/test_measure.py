@@ -9,10 +9,19 @@ from pathlib import Path
 import pytest
 
 from unisono.errors import UsageError
-from unisono.papers.figures import PaperFigure, find_figure
+from unisono.papers.figures import PaperFigure, all_figures, find_figure
 from unisono.papers.measure import carry_out, collect, is_done, read_rows, result_file, runs_of, with_own
 
 COUNTED = PaperFigure("x-figure-1", "1", "a title", "text", measure="unisono bench memory --output {out}")
+
+
+METRICS = [
+    {"seconds": 9.0, "computing": 8.0, "communicating": 1.0, "waiting": 0.5, "test_accuracy": 0.5, "test_loss": 1.0}
+    | {"loss": 2.0, "elapsed": 9.0},
+    {"seconds": 2.0, "computing": 9.0, "communicating": 1.5, "waiting": 0.75, "test_accuracy": 0.75}
+    | {"test_top5": 0.9375, "test_loss": 0.5, "loss": 0.25, "elapsed": 11.0},
+]
+"""Of two epochs of training."""
 
 
 def test_runs_are_the_grid_of_the_axes() -> None:
@@ -69,14 +78,8 @@ def test_a_damaged_result_is_named(tmp_path: Path) -> None:
 
 
 def test_rows_of_each_file(tmp_path: Path) -> None:
-    lines = [
-        {"seconds": 9.0, "computing": 8.0, "communicating": 1.0, "waiting": 0.5, "test_accuracy": 0.5, "test_loss": 1.0}
-        | {"loss": 2.0, "elapsed": 9.0},
-        {"seconds": 2.0, "computing": 9.0, "communicating": 1.5, "waiting": 0.75, "test_accuracy": 0.75}
-        | {"test_top5": 0.9375, "test_loss": 0.5, "loss": 0.25, "elapsed": 11.0},
-    ]
     files = {
-        "metrics.jsonl": "\n".join(map(json.dumps, lines)),
+        "metrics.jsonl": "\n".join(map(json.dumps, METRICS)),
         "networks.json": {
             "networks": [
                 {"network": "a", "batch": 8, "seconds": {"ours": [1, 2, 4], "stock": [4, 4, 4]}}
@@ -128,6 +131,15 @@ def test_rows_of_each_file(tmp_path: Path) -> None:
         "ring, 1 MiB": ("ms", 2, 1, 4),
         "a shuffle": ("s", 2, 1, 3),
     }
+
+
+def test_figures_of_training_compare_rows_that_training_writes(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, METRICS)))
+    written = {row.name for row in read_rows(tmp_path)}
+    for figure in all_figures().values():
+        if " unisono train " in f" {figure.measure}":
+            compared = {name.rpartition(": ")[2] for row in figure.rows for name in row.measured}
+            assert compared <= written, figure.id
 
 
 def test_messages_of_a_probe(tmp_path: Path) -> None:

@@ -162,6 +162,10 @@ ROW += '\nschedule = "ring"'
             "collective row 0.spread = -1.0, but it has to",
         ),
         (f'{ROW[:-5]}wring"\nnodes = 4\nranks = 4', "row 0: there is no schedule 'wring'; there are"),
+        (
+            f"{ROW}\nnodes = 4\nranks = 4".replace("float32", "fp32"),
+            "row 0.wire = 'fp32'; it is one of float32, ",
+        ),
         (f"{ROW}\nnodes = 4\nranks = 2", "collective row 0: 2 ranks are too few for 4 nodes"),
         (f"{ROW}\nnodes = 50000\nranks = 50000", "row 0.nodes = 50000, but it has to be at most 40960"),
         (

@@ -33,7 +33,7 @@ from unisono.plan.machines import (
     NodeFacts,
     changed_machine,
 )
-from unisono.plan.planned_run import PlannedRun, computing_of, memory_with
+from unisono.plan.planned_run import PlannedRun, computing_of, memory_with, rank_memory
 from unisono.plan.run_plan import (
     INTERVAL_ERROR,
     INTERVAL_SHARE,
@@ -46,9 +46,10 @@ from unisono.plan.run_plan import (
     split_inputs,
     update_seconds,
 )
-from unisono.plan.split import LayerFacts, SplitInputs, SplitModel, predict_splits, sent_of
+from unisono.plan.split import LayerFacts, SplitInputs, SplitModel, predict_splits, sent_of, with_splits
 from unisono.plan.trace import TracedLayer, trace
 from unisono.rules import BSP, EASGD, BaseRule, Exchange, LocalSGD, Sharded
+from unisono.rules.sharded import UPDATE_SHARD
 from unisono.step.costs import Cost, Costs
 from unisono.step.layout import Layout
 from unisono.step.predict import on_streams, predict
@@ -411,6 +412,31 @@ def test_links_have_the_costs_of_the_machine() -> None:
     known = replace(WIDE_MACHINE, collectives=(row,))
     measured = given(named({}), replace(WIDE_RUN, machine=known, nodes=2, ranks_per_node=2))
     assert measured.links.node.activations.seconds(1 << 20) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("splits", [{}, {"0": Split(COLUMN, 2)}])
+def test_a_sharded_rule_with_split_layers_has_the_costs_of_its_halves(
+    splits: Mapping[str, Split], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights are not encoded, flags are a third collective; each rank updates as much, and keeps as much for it."""
+    monkeypatch.setattr("unisono.plan.run_plan.MAX_PLAYED_RANKS", 2)  # of 4
+    run = replace(WIDE_RUN, rule=Sharded(Exchange(wire="bfloat16")))
+    inputs, node = given(named({}), run), run.machine.node
+    cost, unsharded = run.exchange.cost, exchange_cost(run.machine, 4, 1).cost
+    assert cost.latency == pytest.approx(3 / 2 * unsharded.latency, rel=0.02)
+    assert inputs.links.network.gradients == pytest.approx((cost.latency, cost.per_byte / 1.5))
+    costs = with_splits(inputs, splits).costs
+    buckets = with_splits(inputs, splits).buckets(1 << 30, 1)
+    costs = replace(costs, layout=replace(costs.layout, buckets=tuple(buckets)))
+    updates = (
+        task.operation.price(task, costs).seconds
+        for task in run.rule(Step(0), 0, costs.layout)
+        if task.operation is UPDATE_SHARD
+    )
+    nbytes = sum(layer.gradient_bytes for layer in WIDE_LAYERS)
+    assert sum(updates) == pytest.approx(nbytes / 4 * (3 + 2 * run.kept) / node.memory_bandwidth, rel=1e-3)
+    unsplit = rank_memory(run)
+    assert memory_with(splits, unsplit, inputs).optimizer == unsplit.optimizer == nbytes / 4
 
 
 def test_a_wire_is_that_between_nodes_but_for_changes_of_an_anchor() -> None:

@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.plan.test_run_plan import WIDE_RUN, named
 from tests.plan.test_split import SLOW, cd_dnn, inputs, layer_of
 
 from unisono.compute.convolution_plan import AUTOTUNE_REPETITIONS
 from unisono.plan.choose import BUCKET_VARIANTS, overlaps_of
 from unisono.plan.layer_plan import make_plan
 from unisono.plan.loading import SampleFacts, unknown_rates
-from unisono.plan.machines import DiskFacts, EfficiencyFacts, LinkFacts, MachineFacts, NetworkRow, NodeFacts
+from unisono.plan.machines import DiskFacts, EfficiencyFacts, LinkFacts, MachineFacts, NetworkRow, NodeFacts, ProductRow
 from unisono.plan.planned_run import PlannedRun, RankMemory
 from unisono.plan.run_plan import RunPlan
 from unisono.plan.run_report import (
@@ -28,6 +29,7 @@ from unisono.plan.run_report import (
     job_seconds,
     last_worthwhile,
     layer_lines,
+    layers_of,
     planned_layers,
     slurm_time,
     worthwhile,
@@ -229,6 +231,12 @@ def test_a_rule_that_is_gone_is_compared_with_the_new_one() -> None:
     assert [(row.before.rule, row.after.rule) for row in rows] == [("bsp", local.rule), ("sharded", local.rule)]
 
 
+def test_a_row_whose_rule_is_gone_on_its_nodes_alone_is_compared_with_all_there() -> None:
+    split, four, eight = replace(FOUR, rule="bsp + split layers"), replace(FASTER, nodes=4), replace(FASTER, nodes=8)
+    rows = compare([FOUR, split], [four, eight, replace(eight, rule=split.rule)], "latency=2x")
+    assert [(row.before.rule, row.after) for row in rows] == [("bsp", four), (split.rule, four)]
+
+
 def test_a_row_that_only_one_side_has_is_left_out() -> None:
     split = replace(FOUR, rule="bsp + split layers")
     assert [row.before.rule for row in compare([FOUR], [FASTER, split], "latency=2x")] == ["bsp"]
@@ -279,6 +287,36 @@ def test_rows_have_the_parts_of_the_splits() -> None:
     assert make_plan({row.name: row.parallelism for row in ROWS if row.parallelism != "data"}).splits == SPLITS
     sent = sent_of(INPUTS, INPUTS.layers[1], SPLITS["1"])
     assert ROWS[1][6:9] == (sent.gradients, sent.activations, sent.nbytes)
+
+
+def product(rows: int, inner: int, columns: int, forward: float, backward: float) -> ProductRow:
+    return ProductRow("linear", rows, inner, columns, 1, forward, backward, 0.0)
+
+
+MEASURED = replace(
+    WIDE_RUN,
+    split=named({}),
+    machine=replace(
+        WIDE_RUN.machine,
+        products=(
+            *(product(2, *sizes, 1e9, 1e9) for sizes in ((1024, 4096), (4096, 1024))),
+            product(16, 1024, 4096, 4e11, 2e11),
+            product(16, 4096, 1024, 4e11, 1e11),
+        ),
+    ),
+)
+"""A rank has 16 samples, whose rates are those of no product of 2, for which the layers were traced."""
+
+
+def test_layers_compute_at_the_rates_of_a_ranks_samples_and_of_each_pass() -> None:
+    for row, layer, backward in zip(layers_of(MEASURED, {}), WIDE_RUN.layers[::2], (2e11, 1e11), strict=True):
+        assert row.computing == pytest.approx(8 * (layer.forward_flops / 4e11 + layer.backward_flops / backward))
+
+
+def test_a_test_computes_at_the_rate_of_a_forward_pass_of_a_ranks_samples() -> None:
+    flops = sum(layer.forward_flops for layer in WIDE_RUN.layers) / 2
+    job = job_seconds(replace(MEASURED, test_samples=64), FOUR)
+    assert job.tests == pytest.approx(16 * flops / 4e11)
 
 
 def test_the_lines_are_a_table() -> None:

@@ -24,10 +24,10 @@ from unisono.reducer import tuning as module
 from unisono.reducer.tuning import StepTimes, Tuning
 from unisono.rules import BSP, BaseRule, DiLoCo, Exchange, Sharded
 from unisono.step import operations
-from unisono.step.costs import Computing, Cost
-from unisono.step.layout import Bucket
+from unisono.step.costs import Computing, Cost, Costs
+from unisono.step.layout import Bucket, Layout
 from unisono.step.overlaps import OVERLAPS
-from unisono.step.program import Task
+from unisono.step.program import Step, Task
 
 LENGTHS = [1 << 14, 1 << 16, 1 << 22, 1 << 20]
 """Floats of four layers: 20.3 MiB, of which the third has 16."""
@@ -88,8 +88,12 @@ class Measured:
         self.exchanged += sizes
         return [self.cost.seconds(nbytes) for nbytes in sizes]
 
-    def computing(self, world: Ranks, nbytes: int) -> Computing:
-        assert nbytes >= 4 * sum(LENGTHS) // (world.size if self.sharded else 1)
+    def forget_local(self) -> None:
+        """Forget nothing: these times are given."""
+
+    def computing(self, world: Ranks, nbytes: float, updated: float) -> Computing:
+        assert nbytes >= 4 * sum(LENGTHS)
+        assert updated == pytest.approx(nbytes / (world.size if self.sharded else 1))
         return self.shows
 
 
@@ -191,6 +195,29 @@ def test_a_setting_whose_passes_have_failed_is_tried_again(tune: Tune, monkeypat
 
     monkeypatch.setattr(Measured, "exchange_seconds", after_two)
     assert tune().settings[1:5] == [Setting("chain", MEASURED_BUCKET_BYTES[0], ())] * 4
+
+
+@pytest.mark.parametrize("kind", [BSP, Sharded])
+def test_packing_updates_and_copies_are_predicted_as_they_were_measured(
+    kind: type[BaseRule], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the last step alone: there are fewer tasks than in those before it, whose buckets are smaller."""
+    seconds, computed = {"pack": 0.1, "update": 0.2, "set_grads": 0.4, "unpack": 0.4}, list[Computing]()
+    times, world, rule = StepTimes(4), Ranks(), kind(overlap="chain")
+    tuning = Tuning(Memory(), world, times, kind())
+    monkeypatch.setattr(tuning, "_try", lambda computing, *_: computed.append(computing) or iter(()))
+    for _ in range(5):
+        tuning.next_step(deferred=True)
+        layout = Layout(world.size, 4, tuple(Memory().plan(tuning.order, tuning.setting.bucket_bytes)))
+        program = rule(Step(0), 0, layout)
+        for task in program:
+            times.observe(OperationSpan("", "", "", 0.0, seconds.get(task.operation.name, 1e-3), task))
+    tuning.next_step(deferred=True)
+    costs = Costs(layout, computed[0], FAST)
+    for name, each in seconds.items():
+        tasks = [task for task in program if task.operation.name == name]
+        predicted = sum(task.operation.price(task, costs).seconds for task in tasks)
+        assert predicted == pytest.approx(each * len(tasks)), name
 
 
 @pytest.mark.parametrize("overlap", ["auto", *OVERLAPS])

@@ -2,7 +2,7 @@
 
 The report is a table and a plot. Messages between two ranks, there and back, are timed apart (swCaffe's figure 6):
 
-    rank 0   ── message ─▶     ◀─ message ──     16 times for short ones; a sample is half the time there and back
+    rank 0   ── message ─▶     ◀─ message ──     32 times for short ones; a sample is half the time there and back
     rank 1
 
 As a program it times Unisono's collectives, or gloo's, as `peer_program` times its library's (`against.py`):
@@ -258,7 +258,7 @@ SAMPLES = 5
 """Samples of messages of each size; the first, before them, does not count."""
 
 MESSAGES, MANY_UP_TO = [4 << power for power in range(0, 20, 2)], 64 << 10
-"""Bytes of the messages, 4 bytes to 1 MiB; up to MANY_UP_TO bytes 16 are sent there and back in each sample."""
+"""Bytes of the messages, 4 bytes to 1 MiB; up to MANY_UP_TO bytes 32 are sent there and back in each sample, else 2."""
 
 
 def measure_messages(world: World) -> list[dict[str, Any]]:
@@ -268,14 +268,14 @@ def measure_messages(world: World) -> list[dict[str, Any]]:
     """
     rows, comm = list[dict[str, Any]](), world.comm
     for size in MESSAGES:
-        ball, turns, seconds = np.zeros(size, np.uint8), 16 if size <= MANY_UP_TO else 1, list[float]()
+        ball, turns, seconds = np.zeros(size, np.uint8), 32 if size <= MANY_UP_TO else 2, list[float]()
         for _ in range(1 + SAMPLES):
             world.barrier()
             begun = time.perf_counter()
-            for sends in 2 * turns * (world.rank == 0, world.rank == 1) if world.rank < 2 else ():
+            for sends in turns * (world.rank == 0, world.rank == 1) if world.rank < 2 else ():
                 move = comm.Send if sends else comm.Recv
                 move(ball, 1 - world.rank)
-            seconds.append((time.perf_counter() - begun) / (4 * turns))
+            seconds.append((time.perf_counter() - begun) / (2 * turns))
         taken = world.call_on_root(lambda: seconds[1:])  # noqa: B023  called at once
         name = f"message of {format_bytes(size)}"
         rows.append({"name": name, "unit": "ms", "samples": [1e3 * each for each in taken]})

@@ -147,7 +147,7 @@ class ContenderProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self.process:
+        with suppress(BrokenPipeError), self.process:  # closed, its input sends what it has not read
             self.process.kill()
         remove_leftover_files(self._begun)  # MPI's, of which a process that is killed removes none
 

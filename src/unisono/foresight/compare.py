@@ -138,13 +138,13 @@ def _value_and_remedy(part: PartError, prediction: SealedPrediction, measured: M
         remedy = "leave them a core, or try another overlap" if part.off > 0 else "no value is wrong"
         return f"exchanges and updates took about as long as predicted, but {hidden} of them was hidden", remedy
     if part.part == "computing":
-        mean, slowest = measured.mean_computing, measured.computing.median
+        mean, slowest, rank = measured.mean_computing, measured.computing.median, measured.slowest
         if slowest - mean >= max(EXPLAINS * part.off, (UNEQUAL - 1) * mean) and part.off > 0:
-            times = f"{slowest / mean:.2f} times as long as the mean of ranks"
-            return f"rank {measured.slowest} computes {times}", "free its cores"
+            return f"rank {rank} computes {slowest / mean:.2f} times as long as the mean of ranks", "free its cores"
         value = f"node.flops is too {high} for these layers"
     elif part.part == "updates":
-        value = f"node.memory_bandwidth is too {high}" if part.predicted else "the file has no node.memory_bandwidth"
+        name = "node.memory_bandwidth (of accelerators node.device_bandwidth)"
+        value = f"{name} is too {high}" if part.predicted else f"the file has no {name}"
     elif not part.predicted:
         value = "the file gives exchanges between these ranks no time"
     elif prediction.run.nodes == 1:

@@ -35,7 +35,7 @@ import torch
 
 from unisono.device import memory_of
 from unisono.launch import available_cores
-from unisono.measure.links import Links, slow_links
+from unisono.measure.links import OVERHEAD_MESSAGES, SMALL_BYTES, Links, slow_links
 from unisono.measure.probes import ProbeFindings, ProbeReading, slowest
 from unisono.network.choice import ChoiceRow, ChoiceTables, SupernodeRow
 from unisono.placement import Placement
@@ -196,7 +196,7 @@ def _links(links: Links) -> Values:
     pairs = f"{len(links.speeds)} exchanges of pairs of nodes, both ways, all at once"
     long = f"long exchanges inside supernodes; before, {pairs}: median {bandwidth:.4g} bytes/s, spread {spread:.0%}"
     short = "half the time of 4 bytes there and back, mean of a node, median of nodes"
-    many = "16 messages of 1 KiB at once beside one, each way, median of nodes"
+    many = f"{OVERHEAD_MESSAGES} messages of {SMALL_BYTES >> 10} KiB at once beside one, each way, median of nodes"
     values: Values = {
         "link.bandwidth": (1 / float(network.beta), long),
         "link.latency": (float(network.alpha), short),

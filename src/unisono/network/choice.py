@@ -3,8 +3,8 @@
     machine file   name = "ours" ... [choices.network] [[choices.allreduce]] ...
     table alone    [network] [[allreduce]] ...
 
-The head of `default.toml` describes the format. On an unmeasured network the choice is a safe one; within a node and
-through sockets it is measured in the first calls (`collectives/trials.py`).
+The head of `default.toml` describes the format. On an unmeasured network the choice is a safe one; within a node
+(`collectives/trials.py`) and through sockets (`collectives/socket_calls.py`) it is measured in the first calls.
 """
 
 from __future__ import annotations

@@ -295,8 +295,8 @@ def exchange_cost(
     sharded: bool = False,
     algorithm: str = AUTO,
 ) -> ExchangeCost:
-    """Return the cost of an allreduce over `nodes` nodes; if `sharded`, of a reduce_scatter and an all_gather, whose
-    weights are not encoded. Rows of another schedule than `algorithm` correct its estimate.
+    """Return the cost of an allreduce over `nodes` nodes; if `sharded`, of a reduce_scatter, a sum of flags and an
+    all_gather, whose weights are not encoded. Rows of another schedule than `algorithm` correct its estimate.
 
     Raises NetworkError for a machine without a bandwidth, TensorError for an unknown wire, and UsageError, as a run
     would, for an algorithm that is unknown, or cannot do it with this wire.
@@ -304,11 +304,11 @@ def exchange_cost(
     wires = (("reduce_scatter", wire), ("all_gather", None)) if sharded else (("allreduce", wire),)
     schedule = "" if algorithm == AUTO else algorithm
     calls = [_PricedCall(machine, nodes, ranks_per_node, *call, schedule) for call in wires]
-    if nodes > 1 and algorithm not in (AUTO, LIBRARY):
-        for call in calls:
-            schedules_of(call.case, [algorithm])
+    for call in calls if nodes > 1 and algorithm not in (AUTO, LIBRARY) else ():
+        schedules_of(call.case, [algorithm])
     parts = [_cost(call) for call in calls]
-    cost = Cost(sum(part.cost.latency for part in parts), sum(part.cost.per_byte for part in parts))
+    latency, per_byte = (sum(each) for each in zip(*(part.cost for part in parts), strict=True))
+    cost = Cost(latency * 3 / 2 if sharded else latency, per_byte)  # the flags are a third collective
     bases = [part.basis for part in parts if part.basis]
     named = LIBRARY if bases and algorithm == LIBRARY else parts[0].schedule
     return ExchangeCost(named, cost, max(bases, key=list(BASES).index, default=""))

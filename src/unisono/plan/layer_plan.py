@@ -100,5 +100,4 @@ def _split_of_style(style: Any, layer: str) -> Split:
             f"layer {layer!r}: {name} with layouts {' and '.join(sides)} is not supported: use ColwiseParallel or "
             "RowwiseParallel with Replicate(), Shard(0) or Shard(-1)"
         )
-    takes, gives = (LAYOUTS[side] for side in sides)
-    return Split(STYLES[name], takes=takes, gives=gives)
+    return Split(STYLES[name], takes=LAYOUTS[sides[0]], gives=LAYOUTS[sides[1]])

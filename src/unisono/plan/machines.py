@@ -27,6 +27,7 @@ from unisono.network import Network
 from unisono.network.choice import LIBRARY, ChoiceTables, table_of
 from unisono.schedules import check as check_schedule
 from unisono.tables import check, choice, known, number, parse, rows
+from unisono.wires import WIRES
 
 FOLDER = Path(__file__).parents[1] / "machines"
 
@@ -196,7 +197,7 @@ class CollectiveRow:
 
     collective: str = field(metadata={"one_of": ("allreduce", "reduce_scatter", "all_gather")})
     schedule: str
-    wire: str
+    wire: str = field(metadata={"one_of": tuple(WIRES)})
     nodes: int = number(above=0, at_most=MAX_RANKS)
     ranks: int = number(above=0, at_most=MAX_RANKS)
     """Number of ranks on all nodes."""

@@ -301,8 +301,8 @@ def rank_memory(run: PlannedRun) -> RankMemory:
 
 
 def memory_with(splits: Mapping[str, Split], unsplit: RankMemory, inputs: SplitInputs) -> RankMemory:
-    """Return the memory of a rank with these splits, from that without: of weights its parts, and all that is whole. A
-    split layer keeps the inputs of its group, or its part of them, for the backward pass."""
+    """Return the memory of a rank with these splits, from that without: of weights its parts, and all that is whole; a
+    sharded optimizer stays. A split layer keeps its group's inputs, or its part of them, for the backward pass."""
     by_name = {layer.name: layer for layer in inputs.layers}
     total = weights = float(sum(inputs.weights.values()))
     kept = 0.0
@@ -310,7 +310,8 @@ def memory_with(splits: Mapping[str, Split], unsplit: RankMemory, inputs: SplitI
         layer, size = by_name[name], split.ranks
         weights -= inputs.weights.get(name, 0) * (1 - 1 / size)
         kept += layer.input_bytes * inputs.scale * (size if layer.takes_whole(split) else split.takes != PART)
-    scaled = {key: getattr(unsplit, key) * weights / total for key in ("gradients", "optimizer")}
+    keys = ["gradients"] + ["optimizer"] * (inputs.step.rule.traits.state is not RankState.SHARDED)
+    scaled = {key: getattr(unsplit, key) * weights / total for key in keys}
     return unsplit._replace(weights=unsplit.weights - total + weights, activations=unsplit.activations + kept, **scaled)
 
 

@@ -75,9 +75,6 @@ INTERVAL_SHARE = 0.9
 MAX_PLAYED_RANKS = 64
 """Largest number of ranks of a played program: one is played, and others count where they share its updates alone."""
 
-COLLECTIVES_OF_A_SHARD = 3
-"""Collectives for a bucket under a sharded rule: its reduce-scatter, flags and all-gather."""
-
 WITH_SPLITS = " + split layers"
 """Words behind those of a rule whose layers are split."""
 
@@ -179,8 +176,6 @@ def inputs_of(run: PlannedRun, cost: Cost) -> PredictionInputs:
         unpack=copying / node.to_device if node.to_device else 0.0,
         streams=node.to_host > 0,
     )
-    if sharded:  # the sum of flags besides the two that were priced
-        cost = cost._replace(latency=cost.latency * COLLECTIVES_OF_A_SHARD / 2)
     buckets, asked = partial(buckets_of, sizes), {"clip": run.clip, "layer_norms": run.layer_norms}
     return prediction_inputs(run.rule, computing, cost, buckets, played, run.nodes, **asked)
 
@@ -228,9 +223,8 @@ def _with_split_layers(
     if not splits:
         return []
     inputs = with_splits(given, splits)
-    sent = (sent_of(given, layer, splits.get(layer.name)) for layer in given.layers)
-    exchanged = sum(exchange.nbytes for exchange in sent) / gradient_bytes(1, run.ranks, 1)
-    memory = memory_with(splits, unsplit.memory, given)
+    sent = sum(sent_of(given, layer, splits.get(layer.name)).nbytes for layer in given.layers)
+    exchanged, memory = sent / gradient_bytes(1, run.ranks, 1), memory_with(splits, unsplit.memory, given)
     played = chosen_setting(inputs) if choice is None else choice.prediction
     row = row_of(run, inputs, played, memory, exchanged, alone)
     slower = choice is not None and unsplit.step < LEAST_GAIN * row.step
@@ -238,17 +232,19 @@ def _with_split_layers(
 
 
 def split_inputs(run: PlannedRun, step: PredictionInputs, facts: tuple[LayerFacts, ...]) -> SplitInputs:
-    """Return the inputs of the choice of splits for a step that is predicted in data parallelism."""
+    """Return the inputs of the choice of splits, which plays all ranks, for a step predicted in data parallelism."""
     placement = placement_of(run.nodes, run.ranks_per_node, run.machine.topology.supernode)
+    sharded = run.rule.traits.state is RankState.SHARDED
 
     def of_sent(nodes: int) -> LinkCosts:
         """Return the costs on so many nodes, by the bytes that a rank sends."""
-        sent, kinds = gradient_bytes(1.0, nodes * run.ranks_per_node, 1), ((run.wire, False, run.rule.algorithm), ())
+        sent, kinds = gradient_bytes(1.0, nodes * run.ranks_per_node, 1), ((run.wire, sharded, run.rule.algorithm), ())
         costs = (exchange_cost(run.machine, nodes, run.ranks_per_node, *kind).cost for kind in kinds)
         gradients, plain = (Cost(cost.latency, cost.per_byte / sent if sent else 0.0) for cost in costs)
         return LinkCosts(gradients, plain._replace(latency=plain.latency / 2))  # an all-gather has half the messages
 
     links = GroupLinks(placement, of_sent(run.nodes), of_sent(1))
+    step = step._replace(costs=replace(step.costs, computing=replace(step.costs.computing, update=update_seconds(run))))
     return SplitInputs(facts, step, run.samples_of_rank / run.traced, links)
 
 

@@ -26,7 +26,7 @@ from unisono.plan.choose import StepParts, is_searched
 from unisono.plan.collective_costs import BASES
 from unisono.plan.layer_plan import ParallelPlan, Split
 from unisono.plan.loading import held_bytes, unknown_rates
-from unisono.plan.planned_run import PlannedRun, product_seconds
+from unisono.plan.planned_run import PlannedRun, computing_of, product_seconds
 from unisono.plan.run_plan import INTERVAL_ERROR, LEAST_SHOWN, WITH_SPLITS, RunPlan, inputs_of, split_inputs
 from unisono.plan.split import SplitInputs, describe_borders, gradient_bytes, sent_of
 from unisono.plan.trials import search_seconds
@@ -227,9 +227,10 @@ def job_seconds(run: PlannedRun, plan: RunPlan) -> JobSeconds:
     steps, disk = ceil(run.epoch_samples / run.minibatch), run.machine.disk.bandwidth or DISK_BANDWIDTH
     packed = run.samples._replace(buffers=0.0)  # which fill beside the steps
     held = held_bytes(packed, run.epoch_samples, plan.nodes, plan.ranks) * run.ranks_per_node
-    forward = sum(product_seconds(layer, layer.forward_flops, run.machine) for layer in run.layers) / run.traced
+    at = plan.samples / run.traced
+    forward = sum(product_seconds(each, each.forward_flops, run.machine, "forward", at) for each in run.layers)
     loading = max(plan.reading, plan.decoding) / plan.samples
-    test = ceil(run.test_samples / plan.ranks) * (run.ranks_per_node * forward + loading)
+    test = ceil(run.test_samples / plan.ranks) * (run.ranks_per_node * forward / run.traced + loading)
     written = sum(layer.parameter_bytes + layer.gradient_bytes * run.kept for layer in run.layers)
     if gathered := plan.memory.gathered:  # of every rank, beside their mean or anchor
         written = plan.memory.weights + gathered
@@ -278,16 +279,16 @@ class Comparison(NamedTuple):
 
 
 def compare(before: Sequence[RunPlan], after: Sequence[RunPlan], change: str) -> list[Comparison]:
-    """Return each row before with those after: that of its rule, or all on its nodes where none has its rule.
+    """Return each row before with those after: that of its rule, or all on its nodes where none there has its rule.
 
     A row that the change has added, such as one with split layers, has no row before and is left out.
     """
-    kept = {row.rule for row in after}
+    kept = {(row.rule, row.nodes) for row in after}
     return [
         Comparison(change, one, other)
         for one in before
         for other in after
-        if one.nodes == other.nodes and (one.rule == other.rule or one.rule not in kept)
+        if one.nodes == other.nodes and (one.rule == other.rule or (one.rule, one.nodes) not in kept)
     ]
 
 
@@ -380,10 +381,10 @@ def planned_layers(run: PlannedRun, inputs: SplitInputs, splits: Mapping[str, Sp
     weights that a sharded rule gathers as they are, and of a rule that exchanges every so many steps the mean."""
     ranks, share = inputs.links.placement.ranks, encoded_share(run.wire) if run.nodes > 1 else 1.0
     share = (1 + share) / 2 if run.rule.traits.state is RankState.SHARDED else share
-    seconds = {layer.name: product_seconds(layer, layer.flops, run.machine) for layer in run.layers}
-    total, scale, period = sum(seconds.values()), run.minibatch / run.traced, run.rule.traits.period
+    seconds = [computing_of([layer], run.machine, run.traced, run.samples_of_rank).whole for layer in run.layers]
+    total, scale, period = sum(seconds), run.minibatch / run.traced, run.rule.traits.period
     facts, rows = {layer.name: layer for layer in inputs.layers}, list[PlannedLayer]()
-    for layer in run.layers:
+    for layer, took in zip(run.layers, seconds, strict=True):
         if layer.name not in facts or not (layer.flops or layer.parameters):
             continue
         layer_facts, split = facts[layer.name], splits.get(layer.name)
@@ -396,7 +397,7 @@ def planned_layers(run: PlannedRun, inputs: SplitInputs, splits: Mapping[str, Sp
                 layer.flops * scale,
                 layer_facts.parameter_bytes,
                 str(split or "data"),
-                inputs.step.costs.computing.whole * (seconds[layer.name] / total if total else 0.0),
+                inputs.step.costs.computing.whole * (took / total if total else 0.0),
                 sent.gradients / period,
                 sent.activations,
                 sent.nbytes - gradients * (1 - share / period),

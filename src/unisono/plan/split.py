@@ -108,8 +108,7 @@ def with_splits(inputs: SplitInputs, splits: Mapping[str, Split]) -> PredictionI
     holders = {size: holders_of(model_groups(links.placement, size)) for size in set(counts) - {1}}
     costs = {size: allreduce_cost(links, size) for size in holders}
     parts = [-(-nbytes // count) for nbytes, count in zip(inputs.weights.values(), counts, strict=True)]
-    split = [layer for layer in inputs.layers if layer.name in splits]
-    exchanges = [each for layer in split for each in _exchanges(inputs, layer, splits[layer.name])]
+    exchanges = [*chain(*(_exchanges(inputs, it, splits[it.name]) for it in inputs.layers if it.name in splits))]
     trained = (layer for layer in inputs.layers if layer.gradient_bytes)
     less = [layer.less(count) for layer, count in zip(trained, counts, strict=True)]
     tasks, durations = zip(*exchanges, strict=True) if exchanges else ((), ())

@@ -87,7 +87,7 @@ class StepTimes:
         self.waiting = 0.0
         """Seconds since the start in which this rank computed nothing, as it waited for an exchange or an update."""
         self._exchange_seconds: dict[int, dict[str, float]] = {}  # of the last step, by key and operation
-        self._local_seconds: dict[str, dict[int, float]] = {name: {} for name in ("update", "pack", "set_grads")}
+        self._local_seconds = {name: dict[int, float]() for name in ("update", "pack", "set_grads", "unpack")}
         self._began = self.last_ready = 0.0
         self.needed = self.ready = [0.0] * parameters
         self.begin()
@@ -125,15 +125,21 @@ class StepTimes:
             self.communicating += seconds
             self._exchange_seconds.setdefault(task.key, {})[task.operation.name] = seconds
 
-    def computing(self, world: ModelCollectives | World, nbytes: int) -> Computing:
-        """Return the last step's times, mean over ranks, for `nbytes` of applied gradients. Called by all together."""
+    def forget_local(self) -> None:
+        """Forget the seconds of packing, updates and copies, which are those of other buckets from here on."""
+        for seconds in self._local_seconds.values():
+            seconds.clear()
+
+    def computing(self, world: ModelCollectives | World, nbytes: float, updated: float) -> Computing:
+        """Return the last step's times, mean over ranks, for `nbytes` of gradients, of which each rank has applied
+        `updated`. Called by all together."""
         needed, ready, last_ready = self._last
         times = [*needed, *ready, last_ready, *(sum(seconds.values()) for seconds in self._local_seconds.values())]
         mean = (world.allreduce(torch.tensor(times, dtype=torch.float64, device="cpu")) / world.size).tolist()
-        last_ready, *local = mean[-4:]
+        last_ready, update, pack, *back = mean[-5:]
         # a parameter without a gradient counts as ready at the end
-        complete = tuple(seconds or last_ready for seconds in mean[self._parameters : -4])
-        per_byte = (seconds / nbytes for seconds in local)
+        complete = tuple(seconds or last_ready for seconds in mean[self._parameters : -5])
+        per_byte = update / updated, pack / nbytes, sum(back) / nbytes
         return Computing(tuple(mean[: self._parameters]), complete, last_ready, *per_byte)
 
     def exchange_seconds(self, world: ModelCollectives | World, keys: Sequence[int]) -> list[float]:
@@ -241,9 +247,8 @@ class Tuning:
 
     def _allows(self, setting: Setting, order: Sequence[int]) -> bool:
         """Return True for a setting that the rule's options allow, for parameters that become ready in this order."""
-        if setting.overlap not in self._overlaps or setting.bucket_bytes not in self._sizes:
-            return False
-        if setting.end_ratio not in end_ratios(setting.overlap, self._sizes, self._world.nodes):
+        known = setting.overlap in self._overlaps and setting.bucket_bytes in self._sizes
+        if not known or setting.end_ratio not in end_ratios(setting.overlap, self._sizes, self._world.nodes):
             return False
         buckets = range(len(self._memory.plan(order, setting.bucket_bytes, setting.end_ratio)))
         if setting.sequence and sorted(setting.sequence) != list(buckets):
@@ -264,14 +269,16 @@ class Tuning:
         for size in MEASURED_BUCKET_BYTES if len(self._sizes) > 1 else self._sizes:
             self.setting = Setting("chain", size)
             yield True
+            self._times.forget_local()
             yield False  # the first exchange of each length makes plans for it
             buckets = self._buckets(size, self.setting.end_ratio)
             while isnan(sum(took := self._times.exchange_seconds(self._world, range(1, len(buckets) + 1)))):
                 yield False
             sizes.append(mean(bucket.nbytes for bucket in buckets))
             seconds.append(mean(took))  # the mean over buckets
-        holders = self._world.size if self._rule.traits.state is RankState.SHARDED else 1
-        computing = self._times.computing(self._world, sum(bucket.nbytes for bucket in buckets) // holders)
+        sharded, ranks = self._rule.traits.state is RankState.SHARDED, range(self._world.size)
+        updated = sum(each.nbytes / (len((each.groups or (ranks,))[0]) if sharded else 1) for each in buckets)
+        computing = self._times.computing(self._world, sum(bucket.nbytes for bucket in buckets), updated)
         yield from self._try(computing, fit(sizes, seconds), counters)
 
     def _try(self, computing: Computing, cost: Cost, counters: Counters) -> Iterator[bool]:
@@ -288,9 +295,8 @@ class Tuning:
         predicted = [best, *variants(best, inputs), *rest]
         trials, steps = list[Trial](), steps_per_trial(best.prediction.step)
         for candidate in predicted:
-            if not is_worth_trial(candidate, best, trials):
-                continue
-            trials.append(Trial(candidate, (yield from self._timed(candidate.setting, steps))))
+            if is_worth_trial(candidate, best, trials):
+                trials.append(Trial(candidate, (yield from self._timed(candidate.setting, steps))))
         use = processor_use(world.all_gather_object(use_since(counters)))
         chosen, self.choice = choose(trials, simple, use)
         self._rivals = {} if use.shared else {setting: [] for setting in rivals(trials, chosen)}
@@ -345,16 +351,10 @@ class Tuning:
 
 
 def _report(
-    computing: Computing,
-    cost: Cost,
-    chosen: Trial,
-    doubt: str,
-    trials: Sequence[Trial],
-    predicted: Sequence[Candidate],
+    computing: Computing, cost: Cost, chosen: Trial, doubt: str, trials: Sequence[Trial], predicted: Sequence[Candidate]
 ) -> Iterator[str]:
     """Yield a few lines: the choice, and the reasons for it."""
-    candidate, prediction = chosen.candidate, chosen.candidate.prediction
-    setting = candidate.setting
+    setting, prediction, *_ = candidate = chosen.candidate
     rate = f"{1e-6 / cost.per_byte:,.0f} MB/s" if cost.per_byte else "any speed"
     yield (
         f"overlap {_name(setting)}, buckets of at most {_mib(setting)}: {_ms(chosen.seconds)} a step (predicted "

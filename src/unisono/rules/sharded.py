@@ -130,7 +130,7 @@ UPDATE_SHARD = Operation(
     "update",
     lambda replica, task, _: replica.update_shard(task.key),
     _update_shard,
-    lambda task, costs: Duration(costs.nbytes(task.key) * costs.computing.update / costs.layout.ranks),
+    lambda it, costs: Duration(costs.nbytes(it.key) * costs.computing.update / len(costs.layout.group_of(it.key, 0))),
 )
 """Optimizer's step for this rank's shard of a bucket, whose gradients are replaced by weights."""
 
