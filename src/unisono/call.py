@@ -35,6 +35,11 @@ def call_of(description: str) -> Call:
 BARRIER = call_of("barrier()")
 
 
+def labelled(call: Call, label: str) -> Call:
+    """Return a call with a label, which ranks compare too; refusals keep one digest, whatever their words."""
+    return Call(call.description + label, (call.digest + call_of(label).digest) % MAX_CALLS) if label else call
+
+
 def call_to_choose(call: Call) -> Call:
     return call_of(f"{call.description}, whose algorithm is being chosen")
 

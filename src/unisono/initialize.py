@@ -42,9 +42,9 @@ def init(table: Path | None = None, timeout: float | None = None) -> World:
         raise LaunchError(describe_mismatch(os.environ, started, world.size, MPI.Get_library_version()))
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise LaunchError("MPI was started without MPI_THREAD_MULTIPLE; let unisono.init() start it")
-    seconds = timeout_of(timeout)
     if world.size > 1:
         uncaught.install(world.rank, world.size, world.Abort)
+    seconds = timeout_of(timeout)
     comm = world.Dup()
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     leader, on_node = node.bcast(comm.rank, 0), node.rank
@@ -54,8 +54,8 @@ def init(table: Path | None = None, timeout: float | None = None) -> World:
     node.Free()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(shares[on_node].threads)
-    named = os.environ.get("UNISONO_TABLE")
-    choices = _read_on_root(comm, table or (Path(named) if named else None))
+    named = table or os.environ.get("UNISONO_TABLE")
+    choices = _read_on_root(comm, Path(named) if named else None)
     sites = comm.allgather((leader, choices.supernodes.get(socket.gethostname())))
     leaders, supernodes = zip(*sites, strict=True)
     placement = place(leaders, supernodes if None not in supernodes else ())

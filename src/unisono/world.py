@@ -194,11 +194,11 @@ class World:
                     f"rank {self.rank}: empty({length!r}, {dtype!r}) is no number of elements and a plain torch.dtype; "
                     "the tensor is flat: give it a shape by .view"
                 )
-            nbytes, memory = length * dtype.itemsize, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            nbytes, memory = int(length) * dtype.itemsize, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             if nbytes > memory:
                 request = f"empty({length}, {dtype}) needs {nbytes:,} bytes"
                 raise UsageError(f"rank {self.rank}: {request}, and this machine has {memory:,}")
-        return self._group.empty(length, dtype)
+        return self._group.empty(int(length), dtype)
 
     def __repr__(self) -> str:
         return f"World(rank={self.rank}, size={self.size}, node={self.node}, nodes={self.nodes})"

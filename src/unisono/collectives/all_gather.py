@@ -28,7 +28,7 @@ import torch
 
 from unisono.call import call_of
 from unisono.collectives.all_to_all import send_and_receive
-from unisono.collectives.checks import Checks, check_chunk, check_memory, check_output, check_parts
+from unisono.collectives.checks import Checks, check_chunk, check_memory, check_output, check_parts, check_tensors
 from unisono.collectives.group import Group
 from unisono.collectives.payload import bytes_of, copy_back, flat_of, name_of, nbytes_of, receive_buffer, send_buffer
 from unisono.collectives.prepare import prepare
@@ -87,6 +87,7 @@ def all_gather_v(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tenso
     Raises TensorError unless there is one part per rank, all of the tensor's dtype, and this rank's own part is as
     long as the tensor. Raises MismatchError on every rank when ranks disagree about the lengths.
     """
+    check_tensors(group, "all_gather_v", tensor, *parts)
     if is_on_device(tensor, *parts):
         on_host(group, "all_gather_v", (tensor, *parts), parts, lambda shard, *outs: all_gather_v(group, shard, outs))
         return

@@ -91,6 +91,7 @@ def all_to_all_v(group: Group, sends: Sequence[torch.Tensor], receives: Sequence
     rank, all of one dtype, and where other tensors share memory. Raises MismatchError on every rank, naming both
     lengths, when a rank sends another length than the receiver expects.
     """
+    check_tensors(group, "all_to_all_v", *sends, *receives)
     if is_on_device(*sends, *receives):
         both, ends = (*sends, *receives), len(sends)
         on_host(group, "all_to_all_v", both, receives, lambda *given: all_to_all_v(group, given[:ends], given[ends:]))

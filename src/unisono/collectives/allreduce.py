@@ -25,6 +25,7 @@ from unisono.collectives.prepare import AUTO, prepare
 from unisono.collectives.ready import Key, start_and_keep
 from unisono.collectives.socket_calls import MAX_FLAT_BYTES
 from unisono.collectives.staged import allreduce_staged, is_on_device, refuse_shared, refuse_unsupported
+from unisono.transports.arithmetic import arithmetic_of
 from unisono.transports.exact import FORMATS, sum_over
 from unisono.transports.plan import on_copies
 from unisono.wires import EXACT
@@ -81,6 +82,7 @@ def _start_first(
         return
     with Checks(group, "allreduce"):
         nbytes_of(tensor)
+        arithmetic_of(tensor.dtype, op)  # raises for what cannot be reduced; a plan without an op moves its payload
         planned = algorithm
         if wire == EXACT or (algorithm == AUTO and wire is None and _is_reduced_in_place(group, tensor)):
             most = MAX_FLAT_SHARED_BYTES if group.one_node else MAX_FLAT_BYTES * (group.size == 2)  # two send once each

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from unisono.call import BARRIER, WORDS_BYTES, Call, call_of, decode_words, difference, encode_words
+from unisono.call import BARRIER, WORDS_BYTES, Call, call_of, decode_words, difference, encode_words, labelled
 from unisono.collectives.payload import name_of
 from unisono.collectives.prepare import Plans
 from unisono.collectives.ready import MAX_READY, Ready
@@ -117,11 +117,11 @@ class Group:
         if self._memory_made:
             assert self._memory is not None or not self.one_node or self.size == 1, "the group was freed"
             return self._memory
-        self._memory_made = True
         self._memory = self._make_together(call, lambda: make_node_memory(self.comm, self.ranks, self.check))
+        self._memory_made = True
         if self._memory is None:
             self.placement, self.one_node = one_rank_per_node(self.size), False
-            self.plans = Plans(self)
+            self.plans, self._socket_calls = Plans(self), [None]  # a node's ranks do not connect
         else:
             self._memory.signals.label_calls(self.label)
             self.calls.signals = self._memory.signals
@@ -310,7 +310,7 @@ class Group:
         if self._socket_calls and self._socket_calls[0] is not None:
             self._socket_calls[0].barrier(call)
             return
-        digest = (call_of(call.description + self.label) if self.label else call).digest
+        digest = labelled(call, self.label).digest
         digests, maxima = self._compared
         digests[:] = digest, -digest
         self.wait_for(self.comm.Iallreduce(digests, maxima, MPI.MAX), digests, maxima)
@@ -319,7 +319,7 @@ class Group:
 
     def raise_mismatch(self, call: Call) -> None:
         """Raise MismatchError with two different calls, once all ranks know that they differ."""
-        sent = np.frombuffer(encode_words(call_of(call.description + self.label)), np.uint8)
+        sent = np.frombuffer(encode_words(labelled(call, self.label)), np.uint8)
         said = np.empty((self.size, WORDS_BYTES), np.uint8)
         self.wait_for(self._control.Iallgather(sent, said), sent, said)  # what did not match may still be under way
         calls = [decode_words(row.tobytes()) for row in said]

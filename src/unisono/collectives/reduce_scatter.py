@@ -25,6 +25,7 @@ from unisono.collectives.ready import start_and_keep, start_ready
 from unisono.collectives.staged import is_on_device, on_host
 from unisono.errors import TensorError
 from unisono.schedules.pieces import bounds
+from unisono.transports.arithmetic import arithmetic_of
 from unisono.transports.exact import sum_over
 from unisono.wires import EXACT
 
@@ -61,6 +62,7 @@ def reduce_scatter(
     wire = None if wire == EXACT else wire
     with Checks(group, "reduce_scatter"):
         nbytes_of(tensor)
+        arithmetic_of(tensor.dtype, op)  # raises for what cannot be reduced; a plan without an op moves its payload
         plan = group.plan("reduce_scatter", algorithm, tensor, wire, op)
         if out is not None:
             _check_out(group, tensor, out, start, stop)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from unisono.call import BARRIER, Call, call_of
+from unisono.call import BARRIER, Call, labelled
 from unisono.collectives.prepare import is_overwritten
 from unisono.collectives.trials import choices_file, keep_choice, read_choices
 from unisono.mpi import MPI
@@ -93,8 +93,8 @@ MAX_TIMES_FEW_MESSAGES = 0.9
 CALLS_NAMED = 8
 """Recent calls that two ranks compare when a message does not match: the mistake may lie a few calls back."""
 
-ENTRY, ANSWERS = "short calls between nodes", (["library"], ["sockets"], ["sockets", "few rounds"])
-"""Key and values of the answer in the file of this machine's choices."""
+ANSWERS = ["library"], ["sockets"], ["sockets", "few rounds"]
+"""Values of the answer in the file of this machine's choices."""
 
 BY_LIBRARY, FEW_MESSAGES, FEW_ROUNDS = range(len(ANSWERS))
 """Places of the answers."""
@@ -103,6 +103,11 @@ TOKENS = 1 << 64
 
 ALIGNMENT = 64
 """Bytes; what is received begins at a multiple of them."""
+
+
+def entry_of(nodes: int) -> str:
+    """Return the key of the answer in that file: ranks that share cores have another one."""
+    return f"short calls between {nodes} nodes"
 
 
 def goes_by_sockets(plan: Plan, placement: Placement, tuned: bool) -> bool:
@@ -181,15 +186,15 @@ def open_socket_calls(group: Group) -> SocketCalls | None:
     if (sockets := open_sockets(group.comm)) is None:
         return None
     few_messages, few_rounds = (SocketCalls(group, sockets, fewer_rounds) for fewer_rounds in (False, True))
-    path = choices_file(group.size, reads=False, compiled=True)
-    kept = read_choices(path).get(ENTRY) if group.rank == 0 else None
+    path, entry = choices_file(group.size, reads=False, compiled=True), entry_of(len(group.placement.nodes))
+    kept = read_choices(path).get(entry) if group.rank == 0 else None
     known = np.array([ANSWERS.index(kept) if kept in ANSWERS else -1, os.environ.get(VARIABLE) == "on"], np.int64)
     group.comm.Allreduce(MPI.IN_PLACE, known, MPI.MAX)
     answer, forced = int(known[0]), bool(known[1])
     if answer < 0 and not forced:
         answer = measure(group.comm, few_messages, few_rounds)
         if group.rank == 0:  # a group that has measured at the same time may have kept another
-            answer = ANSWERS.index(keep_choice(path, ENTRY, kept, ANSWERS[answer]))
+            answer = ANSWERS.index(keep_choice(path, entry, kept, ANSWERS[answer]))
         answer = group.comm.bcast(answer)
     if answer == BY_LIBRARY and not forced:
         sockets.close()
@@ -278,9 +283,7 @@ class SocketCalls:
 
     def _token(self, call: Call) -> int:
         """Return the number that is equal on all ranks in the same call."""
-        label = self._group.label
-        digest = call_of(call.description + label).digest if label else call.digest
-        return (digest + self._group.calls.number) % TOKENS
+        return (labelled(call, self._group.label).digest + self._group.calls.number) % TOKENS
 
     def _player_of(self, rows: Sequence[Row], arithmetic: Arithmetic) -> Callable[[int, int, int], None]:
         return self.sockets.player_of(rows, arithmetic, self._late, self._raise_mismatch)

@@ -200,7 +200,10 @@ static PyObject *ready_add(PyObject *object, PyObject *const *arguments, Py_ssiz
     Ready *self = (Ready *)object;
     PyObject *key = key_to_keep(arguments, count);
     if (key == NULL) return none_unless_failed();
-    if (PyDict_GET_SIZE(self->plays) >= self->largest) ready_forget(object);
+    if (PyDict_GET_SIZE(self->plays) >= self->largest) {
+        for (int i = 0; i < RECENT; i++) forget(&self->recent[i]);
+        PyDict_Clear(self->plays);
+    }
     int failed = PyDict_SetItem(self->plays, key, arguments[1]) < 0;
     Py_DECREF(key);
     if (!failed && count == 3) {

@@ -87,6 +87,12 @@ def started(start: Callable[[int, int], None]) -> Prepared:
     return lambda source, target: PlayAnywhere(start, source, target)
 
 
+_move = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
+    ("memmove", ctypes.pythonapi)
+)
+"""`ctypes.memmove`, which would let other threads run Python meanwhile, for milliseconds."""
+
+
 def on_copies(prepared: Prepared, nbytes: int) -> Callable[[int, int], None]:
     """Return a function of two addresses that carries a short collective out on memory of its own, which it copies in
     and out."""
@@ -94,9 +100,9 @@ def on_copies(prepared: Prepared, nbytes: int) -> Callable[[int, int], None]:
     play = prepared(ctypes.addressof(memory), ctypes.addressof(memory))
 
     def start(source: int, target: int) -> None:
-        ctypes.memmove(memory, source, nbytes)
+        _move(memory, source, nbytes)
         play()
-        ctypes.memmove(target, memory, nbytes)
+        _move(target, memory, nbytes)
 
     return start
 

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from unisono.errors import UsageError
 from unisono.mpi import MPI, allreduce_min
 from unisono.schedules.pieces import Cut
 from unisono.schedules.schedule import Action, Program
@@ -275,9 +276,14 @@ def open_sockets(comm: MPI.Intracomm) -> Sockets | None:
             listener = stack.enter_context(socket.create_server(("", 0), backlog=MAX_RANKS)) if able else None
         reachable = comm.allgather(None if listener is None else (_addresses(wanted), listener.getsockname()[1]))
         secret = comm.bcast(os.urandom(SECRET_BYTES))
+        for rank, place in enumerate(reachable):
+            if place is not None and not place[0]:
+                raise UsageError(
+                    f"rank {rank}: {VARIABLE} names no interface of its host with an IPv4 address: see `ip a`"
+                )
         if any(place is None for place in reachable):
             return None
-        connected = _connect(comm.rank, listener, reachable, secret)
+        connected = [*_connect(comm.rank, listener, reachable, secret)]  # which a late answer does not change
         sockets = Sockets(connected)
         if not allreduce_min(comm, connected.count(None) == 1):
             sockets.close()
@@ -304,7 +310,7 @@ def _addresses(wanted: str) -> list[str]:
     known = addresses_of_interfaces().items()
     rated = [(-_speed(name), address) for name, address in known if wanted in ("", "on", name)]
     reached = [address for _, address in sorted(rated) if not address.startswith("127.")]
-    return reached or ["127.0.0.1"]
+    return reached or ["127.0.0.1"] * (bool(rated) or wanted in ("", "on"))
 
 
 def _speed(name: str) -> int:

@@ -167,6 +167,14 @@ def test_quantized_tensors_raise(world: World) -> None:
         world.broadcast(quantized)
 
 
+def test_no_op_is_refused(world: World, spread: World) -> None:
+    """It is that of a plan which moves its payload: the bits of floating-point numbers were summed as integers."""
+    for each in (world, spread):
+        for reduces in (each.allreduce, each.reduce_scatter):
+            with pytest.raises(UsageError, match="None"):
+                reduces(torch.ones(4 * each.size), op=None)  # type: ignore[operator]
+
+
 def test_different_ops_raise_mismatch(group: World) -> None:
     if group.size == 1:
         pytest.skip("one rank agrees with itself")

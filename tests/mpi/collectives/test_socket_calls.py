@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from unisono.collectives import socket_calls
-from unisono.collectives.socket_calls import ANSWERS, ENTRY, FEW_ROUNDS, MAX_FLAT_BYTES, MAX_SHORT_BYTES
+from unisono.collectives.socket_calls import ANSWERS, FEW_ROUNDS, MAX_FLAT_BYTES, MAX_SHORT_BYTES, entry_of
 from unisono.collectives.trials import keep_choice
 from unisono.errors import MismatchError, TensorError, UsageError
 from unisono.network.choice import ScheduleTable, parse_table
@@ -106,13 +106,11 @@ def test_long_collectives_go_in_segments_where_a_node_has_one_rank(apart: World,
 
 
 def test_a_tuned_table_chooses_what_messages_carry(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has timed no sockets: by messages of MPI short payloads, and long ones of a root, take several times as long."""
+    """It has timed no sockets: short payloads, and long ones of a root, take several times as long by messages."""
     monkeypatch.setenv(sockets.VARIABLE, "on")
     monkeypatch.setattr(socket_calls, "read_choices", lambda _: {})
     row = {"where": "across nodes", "algorithm": "tree", "transport": "messages"}
-    table = parse_table(
-        {"allreduce": [row], "broadcast": [row], "all_to_all": [row | {"algorithm": "direct"}]}, "test"
-    )
+    table = parse_table({"allreduce": [row], "broadcast": [row], "all_to_all": [row | {"algorithm": "direct"}]}, "test")
     apart = make_apart(world, table)
     short, long = torch.ones(MAX_SHORT_BYTES // 4 // 12 * 12), torch.ones(2 * MAX_SHORT_BYTES // 4 // 12 * 12)
     calls: list[Callable[[torch.Tensor], object]] = [apart.allreduce, apart.broadcast, apart.reduce, apart.all_to_all]
@@ -127,7 +125,7 @@ def test_a_tuned_table_chooses_what_messages_carry(world: World, monkeypatch: py
 
 def test_few_rounds_where_they_are_faster(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(sockets.VARIABLE, "on")
-    monkeypatch.setattr(socket_calls, "read_choices", lambda _: {ENTRY: ANSWERS[FEW_ROUNDS]})
+    monkeypatch.setattr(socket_calls, "read_choices", lambda _: {entry_of(world.size): ANSWERS[FEW_ROUNDS]})
     apart = make_apart(world)
     limit = MAX_FLAT_BYTES // 8 // (apart.size - 1)
     for length in (1, limit, limit + 1, 6000):
@@ -312,6 +310,22 @@ def test_arguments_that_one_rank_refuses(broken: World, how: tuple[str, ...]) ->
             broken.allreduce(torch.zeros(5), *how)
 
 
+def test_a_refusal_on_all_ranks_in_words_of_their_own_leaves_a_group_with_a_label_usable(apart: World) -> None:
+    with apart.labelled(" averaged"), pytest.raises(TensorError, match="share memory"):
+        whole = torch.ones(4 * apart.size)
+        apart.reduce_scatter(whole, out=whole[1:5])
+    apart.barrier()
+
+
+def test_a_name_of_no_interface_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket_calls, "read_choices", lambda _: {})
+    apart = make_apart(world)
+    monkeypatch.setenv(sockets.VARIABLE, "eht0" if world.rank == 1 else "on")
+    with pytest.raises(UsageError, match="rank 1: UNISONO_SOCKETS names no interface of its host"):
+        apart.allreduce(torch.ones(4))
+    apart.free()
+
+
 def test_labels_are_compared_too(broken: World) -> None:
     broken.allreduce(torch.zeros(3))
     broken._group.label_calls(f" of layer {min(broken.rank, 1)}")
@@ -334,7 +348,7 @@ def test_a_run_and_the_next_have_the_same_answer(world: World, monkeypatch: pyte
         assert next(answers) != faster, "it was measured once"
         if world.rank == 0:  # what others have kept meanwhile holds
             (file,) = tmp_path.rglob("choices-*.json")
-            assert keep_choice(file, ENTRY, None, ANSWERS[FEW_ROUNDS]) == ANSWERS[int(faster)]
+            assert keep_choice(file, entry_of(world.size), None, ANSWERS[FEW_ROUNDS]) == ANSWERS[int(faster)]
         world.barrier()
         for file in tmp_path.rglob("choices-*.json"):
             file.unlink()
