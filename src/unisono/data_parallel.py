@@ -283,7 +283,6 @@ def attach(
         warn_of_difference(world, device, rule.traits.state)
     compare_models(model, world, None if plan is None else make_plan(plan, world.size))
     agree_on_state(model, world)
-    is_checked = bool(links_of(model)) and reducer_of(model) is not None
     if plan is not None:
         split_model(model, world, plan)
     reducer = Reducer(model, world, rule, parameter_parts(model), virtual_ranks)
@@ -293,7 +292,7 @@ def attach(
         logging.getLogger("unisono").info(f"model on {device}{sums}")
     for link in links_of(model):
         link.weigh_by(reducer.loss_weight)
-    if links_of(model) and not is_checked:
+    if links_of(model):
         _check_steps(model)
     return reducer
 
@@ -301,11 +300,11 @@ def attach(
 def _check_steps(model: torch.nn.Module) -> None:
     """Check each optimizer before its step, since the program may make its own later.
 
-    Checks of models that are gone are removed here, and not by the collector: it may run while PyTorch goes through all
-    hooks.
+    Checks of this model and of those that are gone are removed here, and not by the collector: it may run while PyTorch
+    goes through all hooks.
     """
     for key, hook in [*_global_optimizer_pre_hooks.items()]:
-        if isinstance(hook, StepCheck) and hook.args[0]() is None:
+        if isinstance(hook, StepCheck) and hook.args[0]() in (None, model):
             del _global_optimizer_pre_hooks[key]
     eagerly = torch.compiler.disable(_check_step)  # type: ignore[no-untyped-call]  # a compiled step, too
     register_optimizer_step_pre_hook(StepCheck(eagerly, weakref.ref(model)))

@@ -254,6 +254,23 @@ def test_a_worker_that_was_away_between_exchanges_is_served_again(
     assert server.gone == set()
 
 
+def test_a_worker_that_is_back_while_another_stores_the_centre_stores_no_second_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unisono.asynchronous.server.IDLE_SECONDS", 0.01)
+    script = [1, None, (1, Kind.ENDED), (2, Kind.ENDED), *[None] * 20, 0, None, (0, Kind.ENDED)]
+    end = [(1, Kind.FETCH), (1, Kind.DONE)]
+    _, port, lines = served(tmp_path, [*script, *end], stop=0, budget=Budget(10, 1))
+    assert lines[-1] == "worker 0 is back"
+    ends = (Order.FETCH, Order.CENTRE, Order.LEAVE)
+    assert [(worker, reply.orders) for worker, reply in port.replies if reply.orders in ends] == [
+        (1, Order.FETCH),
+        (1, Order.CENTRE),
+        (0, Order.LEAVE),
+        (2, Order.LEAVE),
+    ]
+
+
 def test_a_run_whose_workers_all_die_ends(tmp_path: Path) -> None:
     server, _, lines = served(tmp_path, [0, None, 1, None, 2, None], dying=frozenset({0, 1, 2}))
     assert len(lines) == 3

@@ -81,6 +81,19 @@ def test_a_rank_has_its_share_of_an_earlier_sum_once() -> None:
     assert set(memory.parameters[0].grad.tolist()) == {1.5}
 
 
+def test_a_gradient_that_the_program_sets_after_a_step_is_no_share() -> None:
+    """As by torch.autograd.grad: it is this rank's own, beside a sum that was not cleared."""
+    memory = memory_of(3, 2)
+    accumulation = summed(memory)
+    memory.parameters[1].grad = memory.views[1]
+    memory.views[1].fill_(6.0)
+    with torch.no_grad():
+        memory.parameters[0].add_(1)
+    for index in (0, 1):
+        accumulation.take_share(index, contributes=True)
+    assert [set(parameter.grad.tolist()) for parameter in memory.parameters] == [{6.0}, {3.0}]
+
+
 def test_a_rank_without_samples_has_its_share_alone_until_a_step() -> None:
     memory = memory_of(3, 2)
     accumulation = summed(memory)

@@ -71,6 +71,7 @@ class Server:
     """Those of them that have stopped within an exchange: one that goes on applies its half, the server nothing."""
     _arrived: dict[int, WorkerHeader] = field(default_factory=dict)  # first come first
     _ended: set[int] = field(default_factory=set)
+    _fetching: int | None = None  # who stores the final centre
     _done: bool = False
 
     def run(self) -> None:
@@ -205,8 +206,11 @@ class Server:
 
     def _order_fetch(self) -> None:
         """Order the first living worker to fetch the final centre, once all have ended."""
-        if self.index or self._done or not set(self.living) <= self._ended or not self.living:
+        if self.index or self._done or not self.living or not set(self.living) <= self._ended:
             return
+        if self._fetching in self.living:  # one that was gone has come back: the other stores the centre
+            return
+        self._fetching = self.living[0]
         order = Order.CLOSE if self.stopped else Order.FETCH  # a run that a signal has stopped is stored already
         self._try(self.living[0], lambda worker: self._send_order(worker, order))
 

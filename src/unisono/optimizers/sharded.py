@@ -83,10 +83,15 @@ class SegmentUpdate(NamedTuple):
     gradient: torch.Tensor
 
 
+def refuse(*_: object, **__: object) -> None:
+    """Raise UsageError: in place of methods of an optimizer that is left with one rank's shards."""
+    raise UsageError(IN_SHARDS)
+
+
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Raise UsageError for an optimizer that cannot be stepped in shards."""
     kind = type(optimizer)
-    if any(isinstance(key, Segment) for key in optimizer.state):
+    if vars(optimizer).get("state_dict") is refuse or any(isinstance(key, Segment) for key in optimizer.state):
         raise UsageError(IN_SHARDS)
     if kind not in ELEMENTWISE and not isinstance(optimizer, LayerwiseOptimizer):
         raise UsageError(

@@ -81,10 +81,10 @@ class Accumulation:
         Return True where the rank contributes that share alone: it has no samples, but its weights are those of the
         last pass.
         """
-        gradient = self._memory.parameters[index].grad
+        gradient, view = self._memory.parameters[index].grad, self._memory.views[index]
         if index in self._summed:
-            self._summed.remove(index)
-            if gradient is not None and (contributes or not self.changes()):
+            self._summed.remove(index)  # after a step, what lies elsewhere is the program's own gradient
+            if gradient is not None and (not self.changes() or (contributes and lies_in(gradient, view))):
                 with torch.no_grad():
                     gradient.div_(self._summands)
                 self._shares.add(index)

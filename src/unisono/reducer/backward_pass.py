@@ -214,6 +214,7 @@ class PassRunner:
         """Pass that has begun, until its last event has advanced the program."""
         self.last: BackwardPass | None = None
         """Pass that began last, also when it has ended; None before the first one, and after one that has failed."""
+        self._unpacking = threading.RLock()
         self.arrivals: SimpleQueue[bool] | None = None
         """Queue that wakes the main thread when a gradient is ready; None where no other thread runs a pass."""
 
@@ -321,12 +322,17 @@ class PassRunner:
         """Wait until rank 0's buffers have arrived, and copy them to this rank's, before it reads or updates one."""
         if self.last is None or not self.last.replica.buffers_pending or self.current is not None:
             return
-        replica, began = self.last.replica, time.perf_counter()
-        replica.buffers_pending = False
-        self._programs.player.wait(BUFFERS)
-        self._times.add_waiting(began)
-        if not replica.discarded and self._programs.collectives.rank:
-            self._programs.buffers.unpack()
+        with self._unpacking:  # a thread that reads the model beside the training waits, and copies nothing again
+            replica, began = self.last.replica, time.perf_counter()
+            if not replica.buffers_pending:
+                return
+            try:
+                self._programs.player.wait(BUFFERS)
+                self._times.add_waiting(began)
+                if not replica.discarded and self._programs.collectives.rank:
+                    self._programs.buffers.unpack()
+            finally:
+                replica.buffers_pending = False
 
     def finish(self) -> None:
         """Wait for everything before the program ends or memory is freed; print an error of it to stderr."""

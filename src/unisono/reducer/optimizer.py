@@ -40,7 +40,6 @@ from unisono.engine import weakly
 from unisono.errors import UsageError
 from unisono.optimizers.layerwise import LayerwiseOptimizer, State, SumNorms
 from unisono.optimizers.sharded import (
-    IN_SHARDS,
     Segment,
     ShardedStep,
     check_optimizer,
@@ -52,6 +51,7 @@ from unisono.optimizers.sharded import (
     make_step,
     options_of,
     part_of,
+    refuse,
 )
 from unisono.reducer.backward_pass import PassRunner
 from unisono.reducer.programs import Programs
@@ -162,8 +162,7 @@ class ShardedOptimizer:
         self._set_aside: dict[int, torch.Tensor] = {}  # .grad of parameters while the user's optimizer makes its step
         self._placeholders: list[torch.Tensor | None] = [None] * len(self._parameters)  # of the last pass
         for name, method in METHODS.items():
-            gone = partial(_of_class, weakref.ref(optimizer), name)
-            setattr(optimizer, name, weakly(getattr(self, method), gone))
+            setattr(optimizer, name, weakly(getattr(self, method), refuse))  # without the model
         programs.layer_norms = isinstance(optimizer, LayerwiseOptimizer)
         self.lay_out()
         if own_loop:
@@ -220,9 +219,9 @@ class ShardedOptimizer:
         """Leave the optimizer, which holds a part of its state alone: using it raises UsageError from here on."""
         for handle in self._handles:
             handle.remove()
-        self.optimizer.register_step_pre_hook(_refuse)
+        self.optimizer.register_step_pre_hook(refuse)
         for name in METHODS:
-            setattr(self.optimizer, name, _refuse)
+            setattr(self.optimizer, name, refuse)
 
     def give_back(self) -> None:
         """Leave the optimizer as it was, with the whole state. Called by all ranks together."""
@@ -324,7 +323,3 @@ class ShardedOptimizer:
             parts = [part for rank in holders for part in gathered[rank]]
             joined, on_device = join(parts, parameter, self._memory.strides[index]), set().union(*names)
             yield index, {k: v.to(parameter.device) if k in on_device else v for k, v in joined.items()}
-
-
-def _refuse(*_: object, **__: object) -> None:
-    raise UsageError(IN_SHARDS)

@@ -393,7 +393,7 @@ class Reducer:
         self.control.discard(None if begun is None else begun.replica.message, newest)
         awaits_step = begun is not None and begun.replica.layout.updates is Updates.OUTSIDE
         if newest and awaits_step and self.traits.state.differs:  # a period counts steps, and none was made
-            self.programs.step -= 1  # it has exchanged nothing
+            self.programs.step, self._prepared = self.programs.step - 1, True  # the search counts it once, too
 
     def _observe(self, span: OperationSpan) -> None:
         self.times.observe(span)

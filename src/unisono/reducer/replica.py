@@ -1,7 +1,7 @@
 """Replica of a model on one rank in one pass: its gradients, and the work of the program's tasks on them.
 
-Operations of step programs (`step/operations.py`, `rules/sharded.py`, `rules/easgd.py`) call the method of their name;
-`unpack_weights` calls `write_weights`.
+Operations of step programs (`step/operations.py`, `rules/sharded.py`, `rules/easgd.py`) call its methods, most of them
+the one of their name.
 """
 
 from __future__ import annotations

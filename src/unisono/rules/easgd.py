@@ -14,7 +14,7 @@ paper. `docs/rules.md` has its options, EAMSGD, events and faults.
 the server 4 n in two steps, 2 n a step each way. With `servers=2` each of them carries half of that.
 
     worker x                     server c
-    copy_weights                                     x as it is now
+    pack_weights                                     x as it is now
     announce        ─────▶       announce            worker's step and loss; number of the exchange, requests
     swap            ◀────▶       swap                x one way, c the other, at the same time
     replied                                          everything has come: a snapshot may be taken of the worker

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence, Set
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -118,8 +118,13 @@ class Player:
 
     def wait_for(self, value: Value) -> bool:
         """Wait until the weights that a value names are up to date. Return True where they were not."""
-        handle = self._writers.pop(value, None)
-        return handle is not None and not handle.wait(0) and handle.wait()
+        if (handle := self._writers.get(value)) is None:
+            return False
+        try:
+            return not handle.wait(0) and handle.wait()
+        finally:  # not before: another thread that reads the weights waits, too
+            if self._writers.get(value) is handle:
+                self._writers.pop(value, None)
 
     def wait(self, *values: Value) -> None:
         """Wait for all tasks that write these values; without values, for all that were pushed, except collectives that
@@ -133,15 +138,20 @@ class Player:
                 self._under_way.popleft()
             return
         failed: tuple[Handle, OperationError] | None = None
-        while self._under_way:
-            handle = self._under_way.popleft()
+        under_way, written = tuple(self._under_way), tuple(self._writers.items())
+        for handle in under_way:  # they stay until they have ended: another thread may wait for them, too
             try:
                 handle.wait()
             except OperationError as error:
                 failed = failed or (handle, error)
-        self._writers.clear()
+        for handle in under_way:
+            if failed is None or handle is not failed[0]:
+                with suppress(ValueError):
+                    self._under_way.remove(handle)
+        for value, handle in written:
+            if self._writers.get(value) is handle:
+                self._writers.pop(value, None)
         if failed is not None:
-            self._under_way.append(failed[0])
             raise failed[1]
 
     def wait_over_steps(self) -> None:

@@ -54,6 +54,24 @@ def serial(ranks: int) -> list[torch.Tensor]:
     return [parameter.grad for parameter in model.parameters()]
 
 
+def test_a_failed_pass_is_no_step_of_the_search(group: World) -> None:
+    """Its exchanges would meet others: ranks make as many steps, whatever they try."""
+    model = Deep()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    unisono.parallel(model, group, unisono.LocalSGD(every=1), optimizer)
+    for step in range(40):
+        if group.rank == 0 and step % 5 == 2:
+            model.fails = 1
+            with pytest.raises(ValueError, match="out of luck"):
+                model(inputs_of(group.rank)).square().mean().backward()
+            model.fails = -1
+        optimizer.zero_grad()
+        model(inputs_of(group.rank)).square().mean().backward()
+        optimizer.step()
+    mine = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    assert all(torch.equal(mine, other) for other in group.all_gather_object(mine))
+
+
 @pytest.mark.parametrize("overlap", ["chain", "concurrent", "funnel", "none"])
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_the_pass_after_a_failed_one_is_exact(group: World, overlap: str, set_to_none: bool) -> None:

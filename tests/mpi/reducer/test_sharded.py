@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -453,6 +454,30 @@ def test_a_released_optimizer_is_refused(world: World) -> None:
     fresh = OPTIMIZERS["adam"](model)
     fresh.load_state_dict(state)
     assert nbytes(fresh) > 0
+
+
+def test_shards_are_no_state_once_the_model_is_gone(group: World) -> None:
+    model = network()
+    optimizer = OPTIMIZERS["adam"](model)
+    trainer = unisono.Trainer(model, group, unisono.Sharded(SMALL), optimizer)
+    for inputs, labels in batches(group, 1, 13):
+        trainer.step(inputs.double(), labels)
+    trainer.wait()
+    del trainer, model
+    gc.collect()
+    with pytest.raises(UsageError, match="make a new one, and load the state_dict"):
+        optimizer.state_dict()
+
+
+def test_a_released_optimizer_without_state_says_so_too(world: World) -> None:
+    group, model = world.split(0), network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    unisono.parallel(model, group, unisono.Sharded(SMALL), optimizer)
+    group.free()
+    again = world.split(0)
+    with pytest.raises(UsageError, match="make a new one, and load the state_dict"):
+        unisono.parallel(model, again, unisono.Sharded(SMALL), optimizer)
+    again.free()
 
 
 class Muon(torch.optim.SGD):
