@@ -312,8 +312,8 @@ def test_arguments_that_one_rank_refuses(broken: World, how: tuple[str, ...]) ->
 
 def test_a_refusal_on_all_ranks_in_words_of_their_own_leaves_a_group_with_a_label_usable(apart: World) -> None:
     with apart.labelled(" averaged"), pytest.raises(TensorError, match="share memory"):
-        whole = torch.ones(4 * apart.size)
-        apart.reduce_scatter(whole, out=whole[1:5])
+        payload = torch.ones(4 * apart.size)
+        apart.reduce_scatter(payload, out=payload[1:5])
     apart.barrier()
 
 
