@@ -70,6 +70,13 @@ def test_no_mpiexec_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         find_mpiexec()
 
 
+def test_a_launcher_is_asked_once_for_its_name(tmp_path: Path) -> None:
+    (mpiexec := tmp_path / "mpiexec").write_text(f"#!/bin/sh\necho asked >> {tmp_path}/log\necho Open MPI\n")
+    mpiexec.chmod(0o755)
+    assert launch.is_open_mpi(mpiexec) and launch.is_open_mpi(mpiexec)
+    assert (tmp_path / "log").read_text() == "asked\n"
+
+
 def test_the_command() -> None:
     command = launch_command(Path("/x/mpiexec"), 3, ["train", "a.toml"])
     assert command[:3] == ["/x/mpiexec", "-n", "3"]

@@ -52,6 +52,14 @@ def test_the_main_thread_ends_all_after_the_earlier_hook(rank: Rank) -> None:
     assert rank.words[0] == "rank 1 of 3: ValueError: no\n"
 
 
+def test_after_a_death_that_a_rank_survives_its_new_number_is_named(rank: Rank) -> None:
+    codes = list[int]()
+    uncaught.install(0, 2, codes.append)
+    rank.raises(ValueError("no"))
+    assert (rank.words, rank.seen) == (["rank 0 of 2: ValueError: no\n"], ["ValueError"])
+    assert (rank.codes, codes) == ([], [1])
+
+
 def test_an_earlier_hook_that_fails_does_not_keep_ranks_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank(monkeypatch)
     monkeypatch.setattr(rank, "seen", None)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from unisono.errors import LaunchError, UsageError, install_command
@@ -132,6 +133,7 @@ MEMORY_VARIABLE, SURVIVORS_VARIABLE = "UNISONO_MEMORY", "UNISONO_SURVIVORS"
 those that are left after a death go on in their processes, the least number of them and their arguments, in JSON."""
 
 
+@cache
 def is_open_mpi(mpiexec: Path) -> bool:
     """Return True for Open MPI's mpiexec, False for one of the MPICH family, and for what is no program."""
     try:

@@ -51,9 +51,12 @@ def is_of_program(file: str) -> bool:
 def install(rank: int, size: int, abort: Callable[[int], object]) -> None:
     """Install the hooks as `sys.excepthook` and `threading.excepthook`; they call the earlier ones first.
 
-    `abort` ends all ranks with an exit code. Further calls do nothing.
+    `abort` ends all ranks with an exit code. A further call, after a death that this rank has survived,
+    changes the rank, the size and `abort`.
     """
-    if isinstance(getattr(sys.excepthook, "__self__", None), ExceptionHooks):
+    hooks = getattr(sys.excepthook, "__self__", None)
+    if isinstance(hooks, ExceptionHooks):
+        hooks._rank, hooks._size, hooks._abort = rank, size, abort
         return
     hooks = ExceptionHooks(rank, size, abort)
     sys.excepthook, threading.excepthook = hooks.on_main_thread, hooks.on_other_thread

@@ -148,6 +148,19 @@ def test_each_worker_saves_once_for_a_request(order: list[int], at: int) -> None
     assert len({reply.cut for reply in replies[at:]}) == 1
 
 
+def test_a_signal_to_all_workers_is_one_checkpoint() -> None:
+    replies = play([0, 1, 2, 0, 1, 2], Budget(10**6, 1), dict.fromkeys((1, 2, 3), Request.SAVE))
+    assert [index for index, reply in enumerate(replies) if reply.orders & Order.CENTRE] == [1]
+    assert [index for index, reply in enumerate(replies) if reply.orders & Order.SAVE] == [1, 2, 3]
+
+
+def test_a_signal_asks_for_another_checkpoint_than_that_of_an_epoch_or_of_the_end() -> None:
+    replies = play([0, 1, 0, 1], Budget(BATCH, 100), {1: Request.SAVE, 2: Request.STOP})
+    assert [reply.cut for reply in replies if reply.orders & Order.CENTRE] == [1, 2, 3]
+    replies = play([0, 0, 1, 0, 1], Budget(2 * BATCH, 2), {2: Request.SAVE})
+    assert [reply.cut for reply in replies if reply.orders & Order.CENTRE] == [2, 3]
+
+
 def test_a_request_to_stop_saves_and_stops_everyone() -> None:
     replies = play([0, 1, 0, 1], Budget(10**6, 1), {1: Request.STOP})
     orders = [reply.orders for reply in replies]

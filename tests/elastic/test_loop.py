@@ -28,8 +28,10 @@ from unisono.elastic import Loop, loop
 from unisono.elastic.standby import FOLDER_VARIABLE
 from unisono.errors import CheckpointError, UsageError
 from unisono.launch import MEMORY_VARIABLE
+from unisono.plan.layer_plan import COLUMN, Split
 from unisono.reducer.made_on import made_on
 from unisono.rules import BSP, LocalSGD
+from unisono.tensor_parallel.layers import become, parts_of
 from unisono.training import memory_copies, signals
 from unisono.training.checkpoint.files import load_newest, save
 from unisono.training.checkpoint.layout import (
@@ -337,6 +339,15 @@ def test_a_rule_by_which_weights_of_ranks_differ_is_refused(monkeypatch: pytest.
             Loop(alone(), model=model)
         with pytest.raises(UsageError, match="--elastic"):
             next(behind)
+
+
+@pytest.mark.usefixtures("memory")
+def test_split_layers_are_refused() -> None:
+    """Each rank would load the part of rank 0."""
+    layer, split = nn.Linear(3, 2), Split(COLUMN, 2)
+    become(layer, split, SimpleNamespace(world=None), parts_of(layer, split, 0))
+    with pytest.raises(UsageError, match="rank 0: a Loop keeps one rank's state, but layers of model are split over"):
+        Loop(alone(), model=nn.Sequential(layer))
 
 
 @pytest.mark.usefixtures("memory")

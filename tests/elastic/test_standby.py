@@ -92,6 +92,25 @@ def test_a_standby_that_is_stopped_is_replaced() -> None:
         connection.connect(f"\0{name}")
 
 
+def test_a_signal_to_save_during_the_start_ends_nobody() -> None:
+    """It comes while the standby imports PyTorch, which ignores it, too, and with it the ranks that it forks."""
+    name = f"\0unisono-standby-of-a-test-{os.getpid()}"
+    answer = f"""
+import os, signal, socket
+for process in os.getppid(), os.getpid():
+    os.kill(process, signal.SIGUSR1)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind({name!r})
+listener.listen()
+connection, _ = listener.accept()
+connection.sendall(f"{{os.getpid()}}\\n7\\n".encode())
+while connection.recv(1 << 16):
+    pass
+"""
+    command = [sys.executable, "-S", "-E", attach.__file__, name[1:], "3", sys.executable, "-c", answer, "train"]
+    assert subprocess.run(command, timeout=60, check=False).returncode == 7
+
+
 def test_without_a_standby_none_is_dismissed() -> None:
     attach.dismiss(f"unisono-standby-of-nobody-{os.getpid()}")
 

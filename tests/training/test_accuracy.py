@@ -102,6 +102,13 @@ def test_of_texts_it_is_the_mean_over_all_tokens() -> None:
     torch.testing.assert_close(classification_loss(scores, labels), torch.stack(each).mean())
 
 
+def test_auxiliary_scores_of_texts_are_those_of_all_tokens() -> None:
+    scores = torch.randn(2, 3, 3, 3, generator=torch.Generator().manual_seed(0)).unbind()
+    labels = torch.tensor([[0, 2, 1], [2, 2, 0], [1, 0, 0]])
+    own, auxiliary = (classification_loss(each, labels) for each in scores)
+    torch.testing.assert_close(classification_loss(scores, labels), own + 0.3 * auxiliary)
+
+
 def test_blank_labels_have_the_shape_that_the_loss_takes() -> None:
     for scores in (drawn(0), (drawn(0), drawn(1)), torch.zeros(2, 3, 5)):
         assert torch.isfinite(classification_loss(scores, blank_labels(scores)))

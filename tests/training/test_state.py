@@ -16,7 +16,8 @@ from unisono.asynchronous.messages import Reply, WorkerProgress
 from unisono.errors import CheckpointError, RecipeError, UsageError
 from unisono.reducer.made_on import made_on
 from unisono.rules import BSP, DiLoCo, Exchange, LocalSGD
-from unisono.training.checkpoint.files import save
+from unisono.training import state
+from unisono.training.checkpoint.files import load_newest, save
 from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names
 from unisono.training.cut import centre_checkpoint
 from unisono.training.recipe import Recipe, parse_recipe
@@ -167,6 +168,22 @@ def test_incomplete_checkpoints_are_renamed_after_the_rest_was_checked(tmp_path:
         "used",
     ]
     assert (steps(tmp_path), checkpoint_names(tmp_path / "checkpoints")) == ([1], ["step-000000001"])
+
+
+@pytest.mark.parametrize(("torn", "begin"), [((), 4), ((4,), 3), ((1, 2, 4), 3), ((1, 4), 3)])
+def test_a_copy_in_memory_goes_before_older_checkpoints_where_newer_ones_are_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: tuple[int, ...], begin: int
+) -> None:
+    for step in (1, 2, 4):
+        if step in torn:
+            (keep(tmp_path, step) / "manifest.json").unlink()
+        else:
+            keep(tmp_path, step)
+    (memory := tmp_path / "memory").mkdir()
+    copy = load_newest(keep(memory, 3).parent)[0]
+    monkeypatch.setattr(state, "newest_copy", lambda *_: copy)
+    point, damaged, _ = resume_run(tmp_path, trainer(), WORLD, memory)
+    assert (point.step, len(damaged)) == (begin, int(4 in torn))
 
 
 @pytest.mark.parametrize("key", ["reducer", "meeting"])

@@ -75,6 +75,8 @@ class RunState:
     saving: frozenset[int] = frozenset()
     """Workers that have not yet been ordered to save their state for the checkpoint `cut`."""
     cut: int = 0
+    requested: bool = False
+    """True where a signal has requested that cut: the launcher sends it to all workers."""
     stopping: bool = False
     """True once workers are ordered to stop."""
     seconds: tuple[tuple[float, ...], ...] = ()
@@ -159,7 +161,8 @@ def answer(
     ends = epoch > state.epoch and not state.stopping and not finished  # the last epoch ends with the final centre
     interval = budget.checkpoint_samples
     passed = bool(interval) and samples // interval > state.samples // interval
-    cuts = not state.stopping and (ends or passed or due or header.request is not Request.NONE)
+    known = Request.SAVE if state.requested and worker in state.saving else Request.NONE
+    cuts = not state.stopping and (ends or passed or due or header.request > known)
     saving = frozenset(range(len(state.workers))) if cuts else state.saving
     cut = state.steps - state.workers[worker].step + header.step if cuts else state.cut
     stopping = state.stopping or finished or header.request is Request.STOP
@@ -178,6 +181,7 @@ def answer(
         epoch_began=elapsed if ends else state.epoch_began,
         saving=saving - {worker},
         cut=cut,
+        requested=header.request > Request.NONE if cuts else state.requested,
         stopping=stopping,
         seconds=seconds,
     )

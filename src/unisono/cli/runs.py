@@ -106,15 +106,19 @@ def predict(
         raise UsageError(f"unisono predict is one process, but {started} ranks are started; start it without mpiexec")
     check_installed()
     keep_memory()
+    import torch
+
     from unisono.device import choose_device
+    from unisono.training.recipe import threads_of
     from unisono.training.run import DTYPES, context_of
     from unisono.training.scoring import predict as scoring
     from unisono.training.scoring.evaluate import forward_of, load_network, read_run
 
+    recipe = run_directory.past_recipe(run)
+    torch.set_num_threads(threads_of(recipe) or torch.get_num_threads())  # timings are those of so many
     saved = read_run(run)
     for note in saved.notes:
         print(note, file=sys.stderr)
-    recipe = saved.recipe
     batch = max(1, recipe.training.batch // recipe.ranks)  # a rank's share in training, which its memory takes
     inputs = scoring.open_inputs(recipe.data, tokenizer, batch)
     place = choose_device(device or recipe.compute.device, 0, 1)

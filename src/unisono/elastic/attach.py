@@ -133,6 +133,7 @@ def read_line(connection: socket.socket) -> bytes:
 
 def main(name: str, count: str, *words: str) -> None:
     """Become the launcher's view of a rank: NAME, COUNT, COUNT words of the standby's command, then its arguments."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # nothing is to be saved yet: the standby and its ranks inherit it
     command, arguments = list(words[: int(count)]), list(words[int(count) :])
     connection = connect(name, command)
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # until there is a process to forward them to

@@ -36,6 +36,7 @@ from unisono.errors import UsageError
 from unisono.launch import MEMORY_VARIABLE
 from unisono.reducer import Reducer, reducer_of
 from unisono.reducer.made_on import code_of, difference, made_on, refuse
+from unisono.tensor_parallel.model import named_parts
 from unisono.training.checkpoint.files import discard_newer, flatten_state, load_first, load_newest
 from unisono.training.checkpoint.layout import Checkpoint, DamagedCheckpointError, checkpoint_names, step_of
 from unisono.training.memory_copies import MemoryCopies, newest_copy
@@ -67,7 +68,8 @@ class Loop:
         """Keep the states of `kept`; called by all ranks together, once model and optimizer are made. Each
         `checkpoint_minutes` a copy is written to the disk as well, beside the steps; 0: never.
 
-        Raises CheckpointError for a state that cannot be kept, UsageError for a rule by which ranks' weights differ.
+        Raises CheckpointError for a state that cannot be kept, UsageError where ranks' weights differ: by a rule, or
+        split layers.
         """
         folder, self._home = os.environ.get(MEMORY_VARIABLE), Path(os.environ.get(FOLDER_VARIABLE, ""))
         self._world, self._kept, self._begun = world, kept, False
@@ -171,6 +173,11 @@ class Loop:
         """Return that of each parallel model. It counts averages: random numbers of the model's shares follow from
         them. Raises UsageError where ranks' weights differ: one rank's alone are kept."""
         models = [(name, stateful) for name, stateful in self._kept.items() if isinstance(stateful, torch.nn.Module)]
+        if split := [name for name, model in models if named_parts(model)]:
+            raise UsageError(
+                f"rank {self._world.rank}: a Loop keeps one rank's state, but layers of {split[0]} are split over "
+                "ranks: leave them whole, or train by a recipe, with `unisono train --elastic`"
+            )
         parts = {f"{name}.{path}": reducer_of(part) for name, model in models for path, part in model.named_modules()}
         reducers = {name: reducer for name, reducer in parts.items() if reducer is not None}
         for reducer in reducers.values():

@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from unisono import initialize, launch, witness
+from unisono import initialize, launch, uncaught, witness
 from unisono.asynchronous.link import process_failed
 from unisono.binding import CoreShare, bind
 from unisono.collectives.watch import SURVIVING
@@ -106,5 +106,6 @@ def begin_again() -> bool:
     if (job := sys.modules.get("unisono.torch_backend.mpi_job")) is not None:
         job.mpi_job.cache_clear()
     initialize.go_on_with(comm)
+    uncaught.install(comm.rank, comm.size, comm.Abort)
     sys.argv[1:] = arguments
     return True

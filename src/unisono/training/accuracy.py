@@ -117,10 +117,9 @@ def classification_loss(scores: torch.Tensor | tuple[torch.Tensor, ...], labels:
     For texts, `scores` are (samples, tokens, vocabulary) and `labels` (samples, tokens). With several scores, the first
     are the network's own, and the others are those of its auxiliary classifiers.
     """
-    if isinstance(scores, torch.Tensor):
-        return cross_entropy(scores.flatten(0, -2), labels.flatten())
-    loss, *auxiliary = (cross_entropy(each, labels) for each in scores)
-    return loss + AUXILIARY * sum(auxiliary)
+    several = (scores,) if isinstance(scores, torch.Tensor) else scores
+    loss, *auxiliary = (cross_entropy(each.flatten(0, -2), labels.flatten()) for each in several)
+    return loss + AUXILIARY * sum(auxiliary) if auxiliary else loss
 
 
 def loss_of_none(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:

@@ -198,9 +198,8 @@ def _pieces(tensor: torch.Tensor) -> list[Any]:
     return [flat[start : start + MAX_MESSAGE_BYTES] for start in range(0, len(flat), MAX_MESSAGE_BYTES)]
 
 
-def newest_copy(folder: Path, world: World, newer_than: int = -1) -> Checkpoint | None:
-    """Return the newest copy of all hosts, on all ranks; None without one after step `newer_than`. Called by all ranks
-    together."""
+def newest_copy(folder: Path, world: World) -> Checkpoint | None:
+    """Return the newest copy of all hosts, on all ranks; None without one. Called by all ranks together."""
     copy: Checkpoint | None = None
     if folder.exists() and world.rank == world.placement.nodes[world.placement.node_of(world.rank)][0]:
         with suppress(CheckpointError):  # none that is whole
@@ -209,7 +208,7 @@ def newest_copy(folder: Path, world: World, newer_than: int = -1) -> Checkpoint 
     steps = torch.full((world.size,), -1)
     steps[world.rank] = -1 if copy is None else copy.step
     newest, root = map(int, world.allreduce(steps, op="maximum").max(0))
-    if newest <= newer_than:
+    if newest < 0:
         return None
     parts = encode(copy) if world.rank == root and copy is not None else [b""] * (1 + len(TENSORS))
     lengths = world.broadcast(torch.tensor([*map(len, parts)]), root).tolist()

@@ -163,19 +163,17 @@ def train(recipe: Recipe, world: World, options: TrainOptions) -> int:
 
 
 def _train(recipe: Recipe, world: World, options: TrainOptions, lock: RunLock | None) -> int:
-    began, resume, trace = time.perf_counter(), options.resume, options.trace
+    began, resume, replay, trace = time.perf_counter(), options.resume, options.replay, options.trace
     check_run(recipe, world.size)
     for file, action in ((trace, "write the timeline"), (options.ledger, "append to the ledger")):
         if file is not None:
             world.call_on_root(partial(check_appendable, file, f"cannot {action} {file}"))
     before = None if resume is None else world.call_on_root(lambda: _open(resume, recipe, lock))
     rule = make_rule(recipe)
-    if options.replay is not None and not has_servers(rule):
-        raise UsageError(
-            f"--replay {options.replay}: its rule, {recipe.rule.name}, is synchronous; run its recipe again"
-        )
+    if replay is not None and not has_servers(rule):
+        raise UsageError(f"--replay {replay}: its rule, {recipe.rule.name}, is synchronous; run its recipe again")
     timeline = None if trace is None else Timeline(world)
-    feed, trainer, plan, lines = make_parts(recipe, world, rule, timeline, resume or options.replay)
+    feed, trainer, plan, lines = make_parts(recipe, world, rule, timeline, resume or replay)
     kept = replace(recipe, ranks=world.size)
     home = resume or world.call_on_root(lambda: run_directory.create_run(kept, options.folder, lock))
     on = f"{counted(world.size, 'rank')} on {counted(world.nodes, 'node')}"
@@ -190,7 +188,7 @@ def _train(recipe: Recipe, world: World, options: TrainOptions, lock: RunLock | 
     try:
         code = player.train()
     except KeyboardInterrupt:
-        if options.memory is None:  # else the command that starts the ranks says it
+        if options.memory is None and world.rank == 0:  # else the command that starts the ranks says it
             run.display.log(f"resume with: unisono train --resume {home}")
         raise
     if timeline is not None and trace is not None:
@@ -243,7 +241,8 @@ def make_parts(
         split_model(model, world, layers)
     if recipe.compute.convolutions == "autotune" and device.type == HOST:
         prepare(model, plan)
-        first, last = bounds(recipe.training.batch, virtual or world.size, 0 if virtual else world.rank)
+        shares = virtual or (rule.seats(world.size).workers if has_servers(rule) else world.size)
+        first, last = bounds(recipe.training.batch, shares, 0 if virtual else min(world.rank, shares - 1))
         warm_up(model, cast_inputs(feed.blank(last - first), DTYPES[recipe.model.dtype]), plan, world, within)
     numbers = options.learning_rate, options.momentum, options.weight_decay
     optimizer = make_optimizer(options.name, model, *numbers, options.nesterov, options.betas)

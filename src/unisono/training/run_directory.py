@@ -10,6 +10,8 @@ runs/digits-20260131-120000/
 ├── chain.jsonl            hashes of each step, with `[audit] chain`: `chain.py`
 ├── generations.jsonl      of an elastic run: a line for the first step of each generation of ranks, and one for its end
 ├── .alive                 of an elastic run: touched by rank 0 whenever the state is copied into memory
+├── events/                of an asynchronous run: server-0.jsonl, the exchanges of each server, in order
+├── workers/               the same: worker-0/, the state of each worker, as checkpoints/ has the centre's
 ├── convolutions.json      timings of convolution algorithms
 ├── evaluation.json        measures of a checkpoint on a test set, and confusion.svg: `scoring/`
 ├── steps/

@@ -137,17 +137,19 @@ def resume_run(
     Nothing is changed on the disk. A run without a checkpoint begins again. Raises CheckpointError where none is
     complete, one cannot be read, or it does not fit the model.
     """
-    checkpoint, damaged = None, list[DamagedCheckpointError]()
-    if memory is not None:
-        names = world.call_on_root(lambda: checkpoint_names(folder / run_directory.CHECKPOINTS))
-        checkpoint = newest_copy(memory, world, newer_than=max(map(step_of, names), default=-1))
-    if checkpoint is None:
-        newest = world.call_on_root(lambda: find_checkpoint(folder))
-        if newest is None:
-            return RunPoint(), [], []
-        checkpoint, damaged = newest
+    copy = None if memory is None else newest_copy(memory, world)
+    newest = world.call_on_root(lambda: find_checkpoint(folder) if copy is None else _newer(folder, copy))
+    if newest is None or (checkpoint := newest[0] or copy) is None:
+        return RunPoint(), [], []
     point, notes = load_checkpoint(checkpoint, trainer, world)
-    return point, damaged, notes
+    return point, newest[1], notes
+
+
+def _newer(folder: Path, copy: Checkpoint) -> tuple[Checkpoint | None, list[DamagedCheckpointError]]:
+    """Return the newest complete checkpoint that is newer than a copy, if there is one, and the damaged ones before."""
+    checkpoints = folder / run_directory.CHECKPOINTS
+    names = [name for name in reversed(checkpoint_names(checkpoints)) if step_of(name) > copy.step]
+    return files.load_first(checkpoints, names)
 
 
 def load_checkpoint(checkpoint: Checkpoint, trainer: Trainer, world: World) -> tuple[RunPoint, list[str]]:

@@ -87,7 +87,7 @@ class WorkerPlayer(EventPlayer):
         if trains:
             return leave(run, server, processes, self._train_and_serve(server))
         assert server is not None, "a rank that does not train serves"
-        with SignalHandlers(self.ask, run.end_at_once, run.display.log):
+        with SignalHandlers(self.ask, run.end_at_once, lambda _: None):  # no checkpoint is late here: workers write it
             server.run()
         if not server.living:
             run.display.log(f"no worker is left: the run ends; resume with: unisono train --resume {run.home}")
@@ -226,9 +226,8 @@ class WorkerPlayer(EventPlayer):
         if event.exchange is not None:
             model = self.run.trainer.model
             self._buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if name in self._state}
-            modules = model.named_modules(remove_duplicate=False)
-            extra = {f"{name}._extra_state".lstrip("."): module.get_extra_state for name, module in modules}
-            self._extra = {name: copied(extra[name]()) for name in self._state if name in extra}
+            owners = {name: name.rpartition(".")[0] for name in self._state if f".{name}".endswith("._extra_state")}
+            self._extra = {name: copied(model.get_submodule(owner).get_extra_state()) for name, owner in owners.items()}
             self._sent = event.exchange
             self.exchange.prepare(event.exchange)
         self._made = super().step(event)
@@ -239,7 +238,7 @@ class WorkerPlayer(EventPlayer):
         return self._made
 
     def copy_state(self, event: CopyState) -> None:
-        assert event.counters is not None, "a worker copies its own state"
+        assert event.counters is not None and self.signals is not None, "a worker copies its own state"
         trainer = self.run.trainer
         trainer.wait()
         # taken by the updates' thread, before what came was applied: the wait is for that thread
@@ -247,6 +246,7 @@ class WorkerPlayer(EventPlayer):
         state = Checkpoint(event.point.step, **self.exchange.snapshot, progress=asdict(event.counters))
         with trainer.span("write", "checkpoint"):
             save(cut.worker_folder(self.run.home, self.worker), state)
+        self.signals.pending_since = None  # the centre of that checkpoint is another worker's
 
     def shared(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights of the centre that came last."""

@@ -11,14 +11,18 @@ from typing import Any
 import pytest
 import torch
 
+from unisono.data.feed import Feed
 from unisono.errors import RecipeError
 from unisono.placement import one_rank_per_node
-from unisono.training import memory_copies
+from unisono.schedules.pieces import bounds
+from unisono.training import memory_copies, run
 from unisono.training.checkpoint.files import load_newest
 from unisono.training.checkpoint.layout import step_of
-from unisono.training.player import TogetherPlayer
-from unisono.training.recipe import Recipe, parse_recipe
+from unisono.training.player import EventPlayer, TogetherPlayer
+from unisono.training.recipe import Recipe, RuleRecipe, parse_recipe
+from unisono.training.recipe_check import make_rule
 from unisono.training.run import TrainOptions, train
+from unisono.training.worker import WorkerPlayer
 from unisono.world import World
 
 
@@ -174,18 +178,41 @@ def test_a_run_whose_ranks_differ_resumes_bit_for_bit_on_as_many_and_from_common
     alone.free()
 
 
+@pytest.mark.parametrize(("rule", "player"), [("bsp", TogetherPlayer), ("easgd", WorkerPlayer)])
 def test_an_interrupted_run_says_how_it_is_resumed(
-    group: World, packs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    group: World,
+    packs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rule: str,
+    player: type[EventPlayer],
 ) -> None:
-    home = group.call_on_root(lambda: tmp_path) / "run"
+    home, recipe = group.call_on_root(lambda: tmp_path) / "run", recipe_of(packs)
 
-    def interrupted(_: TogetherPlayer) -> int:
+    def interrupted(_: EventPlayer) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(TogetherPlayer, "train", interrupted)
+    monkeypatch.setattr(player, "train", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        train(recipe_of(packs), group, TrainOptions(home))
+        train(replace(recipe, rule=RuleRecipe(rule, options={"server": "thread"})), group, TrainOptions(home))
     assert (f"resume with: unisono train --resume {home}\n" in capsys.readouterr().out) == (group.rank == 0)
+
+
+def test_the_warm_up_of_a_worker_has_as_many_samples_as_its_steps(
+    group: World, packs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if group.size == 1:
+        return
+    recipe, sizes = recipe_of(packs), list[int]()
+    recipe = replace(recipe, rule=RuleRecipe("easgd", options={"server": "rank"}))
+    monkeypatch.setattr(run, "warm_up", lambda _, inputs, *__: sizes.append(len(inputs)))
+    feed, trainer, _, _ = run.make_parts(recipe, group, make_rule(recipe), None, None)
+    first, last = bounds(recipe.training.batch, group.size - 1, min(group.rank, group.size - 2))
+    assert sizes == [last - first]
+    trainer.reducer.release()
+    if isinstance(feed, Feed):
+        feed.close()
 
 
 @pytest.mark.parametrize(("rule", "hold"), [("bsp", "even"), ("sharded", "whole")])

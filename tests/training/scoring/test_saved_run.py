@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from unisono.cli import runs
 from unisono.data.builtin import in_memory_feed, load_digits
 from unisono.data.feed import Feed
 from unisono.data.loading import PROCESSOR
@@ -16,6 +17,7 @@ from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint
 from unisono.training.recipe import Recipe, parse_recipe
 from unisono.training.run import make_model
+from unisono.training.scoring import evaluate
 from unisono.training.scoring.evaluate import load_network, read_run
 
 WORLD: Any = SimpleNamespace(rank=0, size=1)
@@ -67,6 +69,38 @@ def test_a_folder_without_a_run_or_a_checkpoint_is_refused(tmp_path: Path) -> No
     run_directory.write_recipe(tmp_path, RECIPE)
     with pytest.raises(CheckpointError, match=r"has no checkpoint yet.*unisono train --resume"):
         read_run(tmp_path)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+def test_timings_are_read_once_there_are_as_many_threads_as_in_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    own, before = parse_recipe(Recipe, {"compute": {"threads": 3}}, "a test"), torch.get_num_threads()
+    run_directory.write_recipe(tmp_path, own)
+    threads = list[int]()
+
+    def read(_: Path) -> None:
+        threads.append(torch.get_num_threads())
+        raise CheckpointError("none")
+
+    def bind_cores(_: object, count: int) -> tuple[None, list[str]]:
+        torch.set_num_threads(count)
+        return None, []
+
+    monkeypatch.setattr(evaluate, "read_run", read)
+    monkeypatch.setattr(evaluate, "bind_cores", bind_cores)
+    monkeypatch.setattr(runs, "keep_memory", lambda: None)
+    world: Any = SimpleNamespace(call_on_root=lambda action: action())
+    try:
+        torch.set_num_threads(1)
+        with pytest.raises(CheckpointError, match="none"):
+            if command == "evaluate":
+                evaluate.evaluate(tmp_path, world, None, False, print)
+            else:
+                runs.predict(tmp_path, [])
+    finally:
+        torch.set_num_threads(before)
+    assert threads == [3]
 
 
 def test_weights_of_another_network_do_not_fit(tmp_path: Path, facts: Feed) -> None:

@@ -68,11 +68,11 @@ def evaluate(
     timed on rank 0. `log` is called with lines to print, on every rank. `device_name` names the device of each rank as
     in a recipe; None for that of the run. Raises UsageError on all ranks.
     """
-    run = world.call_on_root(lambda: read_run(folder))
-    share, _ = bind_cores(world, threads_of(run.recipe))
+    recipe = world.call_on_root(lambda: run_directory.past_recipe(folder))
+    share, _ = bind_cores(world, threads_of(recipe))  # before it is read: timings are those of so many threads
+    run, dtype = world.call_on_root(lambda: read_run(folder)), DTYPES[recipe.model.dtype]
     for note in run.notes:
         log(note)
-    recipe, dtype = run.recipe, DTYPES[run.recipe.model.dtype]
     device = take_device(device_name or recipe.compute.device, world)
     tests = open_test_set(recipe, pack, world, share, device)
     model = load_network(run, tests, device)
