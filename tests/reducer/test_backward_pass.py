@@ -442,6 +442,26 @@ def test_buffers_are_copied_once_and_not_on_rank_0() -> None:
         assert rank.model.running_mean.tolist() == [3.0 * index] * 2  # type: ignore[union-attr]
 
 
+def test_a_thread_that_reads_buffers_beside_the_training_waits_too() -> None:
+    rank, read = Rank(), list[float]()
+    rank.receive(3.0)
+
+    def look() -> None:
+        rank.runner.wait_for_buffers()
+        read.append(float(rank.model.running_mean[0]))  # type: ignore[index]
+
+    other = Thread(target=look)
+
+    def wait(*_: Value) -> None:
+        other.start()
+        other.join(0.05)  # it cannot end yet
+
+    rank.player.wait = wait  # type: ignore[method-assign]
+    rank.runner.wait_for_buffers()
+    other.join()
+    assert read == [3.0]
+
+
 def test_buffers_are_not_waited_for_while_a_pass_runs_nor_taken_from_one_that_failed() -> None:
     rank = Rank()
     last = rank.receive(3.0)

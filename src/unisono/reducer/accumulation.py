@@ -84,7 +84,7 @@ class Accumulation:
         gradient, view = self._memory.parameters[index].grad, self._memory.views[index]
         if index in self._summed:
             self._summed.remove(index)  # after a step, what lies elsewhere is the program's own gradient
-            if gradient is not None and (not self.changes() or (contributes and lies_in(gradient, view))):
+            if gradient is not None and ((contributes and lies_in(gradient, view)) or not self.changes()):
                 with torch.no_grad():
                     gradient.div_(self._summands)
                 self._shares.add(index)

@@ -320,10 +320,10 @@ class PassRunner:
 
     def wait_for_buffers(self, _: object = None) -> None:
         """Wait until rank 0's buffers have arrived, and copy them to this rank's, before it reads or updates one."""
-        if self.last is None or not self.last.replica.buffers_pending or self.current is not None:
+        if (last := self.last) is None or not last.replica.buffers_pending or self.current is not None:
             return
+        replica, began = last.replica, time.perf_counter()
         with self._unpacking:  # a thread that reads the model beside the training waits, and copies nothing again
-            replica, began = self.last.replica, time.perf_counter()
             if not replica.buffers_pending:
                 return
             try:

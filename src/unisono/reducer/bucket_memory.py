@@ -77,6 +77,7 @@ class BucketMemory:
         """Keys in the order in which the buckets fill."""
         self._places: tuple[BucketSlice, ...] = ()
         self._pieces: list[list[BucketPiece]] = []
+        self._segments: dict[tuple[int, tuple[int, ...], int], tuple[PlacedSegment, ...]] = {}
 
     def lay_out(self, order: Sequence[int], largest: int, sequence: Sequence[int] = (), end_ratio: int = 1) -> None:
         """Give every gradient a new place, for buckets that are sent in the order `sequence` (empty: as they fill).
@@ -103,6 +104,7 @@ class BucketMemory:
         for index, average in averages.items():
             self.parameters[index].grad = self.views[index].copy_(average).detach()
         self._pieces = [[self._piece_of(index, place) for index in place.parameters] for place in self._places]
+        self._segments.clear()
 
     def plan(self, order: Sequence[int], largest: int, end_ratio: int = 1) -> list[Bucket]:
         """Return the buckets that `lay_out` would make, in the order in which they fill."""
@@ -288,10 +290,13 @@ class BucketMemory:
     def fill_bucket(self, key: int, flat: torch.Tensor) -> None:
         self.bucket(key).copy_(flat)
 
-    def segments(self, key: int, group: Sequence[int], rank: int) -> tuple[PlacedSegment, ...]:
+    def segments(self, key: int, group: tuple[int, ...], rank: int) -> tuple[PlacedSegment, ...]:
         """Return the segments in a rank's shard of a bucket that the ranks of a group share: of its gradients, without
         the flags behind them."""
-        return segments_of(self._pieces[key - 1], len(self.sums(key)), len(group), group.index(rank))
+        if (asked := (key, group, rank)) not in self._segments:
+            place, pieces = self.place(key), self._pieces[key - 1]
+            self._segments[asked] = segments_of(pieces, place.flags - place.start, len(group), group.index(rank))
+        return self._segments[asked]
 
     def segment_weights(self, segment: Segment) -> torch.Tensor:
         """Return the weights of a segment, flat; they may be the parameter's memory, and are not to be changed."""

@@ -76,15 +76,17 @@ class SplitStep:
         self.updates = Updates.PARTS if splits else Updates.WHOLE
         """PARTS where the step is made in parts, which need not be waited for; else WHOLE."""
         self._groups = options_of(optimizer)
+        self._places = {id(each): place for place, group in enumerate(self._groups) for each in group["params"]}
 
     def update(self, parameters: Sequence[int], sum_norms: SumNorms | None = None) -> None:
         """Make the step for these parameters, given by index; for all parameters where it is not made in parts. The
         norms of layers are completed by `sum_norms`."""
         optimizer, whole = self._optimizer, self.updates is Updates.WHOLE
         if not whole:
-            updated = {id(self._parameters[index]) for index in parameters}
-            parts = [[parameter for parameter in group["params"] if id(parameter) in updated] for group in self._groups]
-            groups = [{**group, "params": part} for group, part in zip(self._groups, parts, strict=True)]
+            groups: list[dict[str, Any]] = [{**group, "params": []} for group in self._groups]
+            for parameter in (self._parameters[index] for index in parameters):
+                if (place := self._places.get(id(parameter))) is not None:
+                    groups[place]["params"].append(parameter)
             optimizer = part_of(optimizer, groups)
         if sum_norms is not None:
             optimizer.sums = {self: sum_norms}  # type: ignore[attr-defined]  # a LayerwiseOptimizer

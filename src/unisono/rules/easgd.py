@@ -14,11 +14,12 @@ paper. `docs/rules.md` has its options, EAMSGD, events and faults.
 the server 4 n in two steps, 2 n a step each way. With `servers=2` each of them carries half of that.
 
     worker x                     server c
-    pack_weights                                     x as it is now
+    copy_buffers, pack_weights                       x as it is now, and its buffers, if it has some
     announce        ─────▶       announce            worker's step and loss; number of the exchange, requests
+    swap_buffers    ◀────▶       swap_buffers        with the first server
     swap            ◀────▶       swap                x one way, c the other, at the same time
     replied                                          everything has come: a snapshot may be taken of the worker
-    pull  x -= α (x - c)         move  c += α (x - c)
+    pull  x -= α (x - c)         move  c += α (x - c), move_buffers
 """
 
 from __future__ import annotations

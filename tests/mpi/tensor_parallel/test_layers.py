@@ -741,6 +741,15 @@ def test_an_optimizer_made_after_the_split_is_refused_in_its_step(group: World) 
     assert hooks.isdisjoint(_global_optimizer_pre_hooks)
 
 
+def test_a_split_model_that_is_made_parallel_again_is_checked_once(group: World) -> None:
+    others = set(_global_optimizer_pre_hooks)
+    model = nn.Sequential(nn.Linear(12, 12, bias=False), nn.Linear(12, 12))
+    unisono.parallel(model, group, plan={"0": "column"})
+    model[1].requires_grad_(False)
+    unisono.parallel(model, group)
+    assert len(_global_optimizer_pre_hooks.keys() - others) == (group.size > 1)
+
+
 def test_a_compiled_model_has_the_numbers_of_another(group: World) -> None:
     """Also a dropout between the two layers, and batches of different sizes."""
     trained = []

@@ -1,0 +1,48 @@
+"""Player of one rank, with handles that end when they are waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from unisono.step.play import Player
+from unisono.step.program import UPDATE, Operation, Task, weights
+
+UPDATES = Task(Operation("update", lambda *_: None), 1, UPDATE, (), (weights(0),))
+
+
+class Pushed:
+    """Handle of a task, which ends when `beside` has been called: that is what another thread does meanwhile."""
+
+    def __init__(self, beside: Callable[[], object]) -> None:
+        self.beside, self.waits, self.succeeded = beside, 0, False
+
+    def wait(self, seconds: float | None = None) -> bool:
+        if seconds is None:
+            self.waits += 1
+            if self.waits == 1:
+                self.beside()
+            self.succeeded = True
+        return self.succeeded
+
+
+def wait_for_weights(player: Player) -> object:
+    return player.wait_for(weights(0))
+
+
+@pytest.mark.parametrize("one", [wait_for_weights, Player.wait])
+@pytest.mark.parametrize("other", [wait_for_weights, Player.wait])
+def test_two_threads_wait_for_one_task(one: Callable[[Player], object], other: Callable[[Player], object]) -> None:
+    handle = Pushed(lambda: other(player))
+    engine = SimpleNamespace(push=lambda *_, **__: handle)
+    pool: Any = SimpleNamespace(engine=engine, worlds=lambda count: count * [SimpleNamespace(size=1)])
+    player = Player(pool, 1)
+    (ready,) = player.prepare((UPDATES,))
+    player.play(ready, None)  # type: ignore[arg-type]
+    one(player)
+    assert handle.waits == 2
+    other(player)
+    assert not wait_for_weights(player)
