@@ -312,11 +312,14 @@ def parse_recipe(
     kind: type[AnyRecipe], content: Mapping[str, Any], source: str, changes: Sequence[str] = ()
 ) -> AnyRecipe:
     """Return the recipe of this kind in the tables of `source`, with `changes` of the form key=value applied."""
-    tables = dict(renamed(content))
-    for wanted in changes:  # one after another, each checked by itself: its error names it
-        alone: dict[str, Any] = {}
+    tables, each = dict(renamed(content)), [(wanted, dict[str, Any]()) for wanted in changes]
+    for wanted, alone in each:
         for target in (tables, alone):
             change(target, renamed_change(wanted))
+    rule = tables.get("rule")
+    for wanted, alone in each:  # checked by itself, as of the rule that is named: its error names it
+        if isinstance(rule, Mapping) and "name" in rule and isinstance(alone.get("rule"), dict):
+            alone["rule"].setdefault("name", rule["name"])
         _parse(kind, renamed(alone), f"--set {wanted}")
     return _parse(kind, renamed(tables), source)
 
