@@ -33,16 +33,16 @@ def wait_for_weights(player: Player) -> object:
     return player.wait_for(weights(0))
 
 
-@pytest.mark.parametrize("one", [wait_for_weights, Player.wait])
-@pytest.mark.parametrize("other", [wait_for_weights, Player.wait])
-def test_two_threads_wait_for_one_task(one: Callable[[Player], object], other: Callable[[Player], object]) -> None:
-    handle = Pushed(lambda: other(player))
+@pytest.mark.parametrize("first", [wait_for_weights, Player.wait])
+@pytest.mark.parametrize("second", [wait_for_weights, Player.wait])
+def test_two_threads_wait_for_one_task(first: Callable[[Player], object], second: Callable[[Player], object]) -> None:
+    handle = Pushed(lambda: second(player))
     engine = SimpleNamespace(push=lambda *_, **__: handle)
     pool: Any = SimpleNamespace(engine=engine, worlds=lambda count: count * [SimpleNamespace(size=1)])
     player = Player(pool, 1)
     (ready,) = player.prepare((UPDATES,))
     player.play(ready, None)  # type: ignore[arg-type]
-    one(player)
+    first(player)
     assert handle.waits == 2
-    other(player)
+    second(player)
     assert not wait_for_weights(player)

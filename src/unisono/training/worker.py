@@ -246,7 +246,8 @@ class WorkerPlayer(EventPlayer):
         state = Checkpoint(event.point.step, **self.exchange.snapshot, progress=asdict(event.counters))
         with trainer.span("write", "checkpoint"):
             save(cut.worker_folder(self.run.home, self.worker), state)
-        self.signals.pending_since = None  # the centre of that checkpoint is another worker's
+        self.signals.pending_since = None  # another worker may write the centre of that checkpoint
+        self.request = Request.STOP if self.request is Request.STOP else Request.NONE  # of a signal that all have got
 
     def shared(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights of the centre that came last."""
