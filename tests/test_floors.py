@@ -71,7 +71,7 @@ MAX_LINES = {
     "step": 2_836,
     "tensor_parallel": 1_058,
     "testing": 1_628,
-    "torch_backend": 2_081,
+    "torch_backend": 2_085,
     "training": 7_391,
     "transports": 4_430,
     "view": 979,

@@ -144,9 +144,9 @@ class Player:
                 handle.wait()
             except OperationError as error:
                 failed = failed or (handle, error)
-        with suppress(ValueError):  # that thread is removing them, too
-            for handle in under_way:
-                if failed is None or handle is not failed[0]:
+        for handle in under_way:
+            if failed is None or handle is not failed[0]:
+                with suppress(ValueError):  # that thread has removed it
                     self._under_way.remove(handle)
         for value, handle in written:
             if self._writers.get(value) is handle:

@@ -126,6 +126,10 @@ class Message(Work):
         if not self._ended:
             raise BackendError(f"{self.name}: Timed out waiting {seconds} s; it is still under way")
 
+    def is_completed(self) -> bool:
+        self._awaited_since = self._awaited_since or time.monotonic()  # asked again and again, too
+        return super().is_completed()
+
     def get_future(self) -> torch.futures.Future[Any]:
         self._awaited_since = self._awaited_since or time.monotonic()
         return super().get_future()

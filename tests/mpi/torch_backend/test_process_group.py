@@ -257,6 +257,18 @@ def test_a_time_out_of_a_message_runs_from_the_first_wait() -> None:
     dist.barrier()
 
 
+def test_a_message_that_is_asked_for_again_and_again_times_out() -> None:
+    if size() == 1:
+        pytest.skip("one rank waits for nobody")
+    group, never = dist.new_group(list(range(size())), timedelta(seconds=0.2)), threading.Event()
+    late = dist.irecv(torch.zeros(1), (rank() + 1) % size(), group)
+    while not late.is_completed():
+        never.wait(1e-3)
+    with pytest.raises(BackendError, match=r"Timed out after 0\.2 s"):
+        late.wait()
+    dist.barrier()
+
+
 def test_a_wait_that_a_signal_interrupts_can_be_made_again() -> None:
     """And the message is received, wherever it comes in between."""
     if size() == 1:
