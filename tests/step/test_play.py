@@ -20,6 +20,10 @@ class Pushed:
     def __init__(self, beside: Callable[[], object]) -> None:
         self.beside, self.waits, self.succeeded = beside, 0, False
 
+    @property
+    def over(self) -> Any:
+        return SimpleNamespace(is_set=lambda: self.succeeded)
+
     def wait(self, seconds: float | None = None) -> bool:
         if seconds is None:
             self.waits += 1
@@ -27,6 +31,16 @@ class Pushed:
                 self.beside()
             self.succeeded = True
         return self.succeeded
+
+
+def pushing(handle: Pushed) -> Player:
+    """Player that has pushed one task, with this handle."""
+    engine = SimpleNamespace(push=lambda *_, **__: handle)
+    pool: Any = SimpleNamespace(engine=engine, worlds=lambda count: count * [SimpleNamespace(size=1)])
+    player = Player(pool, 1)
+    (ready,) = player.prepare((UPDATES,))
+    player.play(ready, None)  # type: ignore[arg-type]
+    return player
 
 
 def wait_for_weights(player: Player) -> object:
@@ -37,12 +51,20 @@ def wait_for_weights(player: Player) -> object:
 @pytest.mark.parametrize("second", [wait_for_weights, Player.wait])
 def test_two_threads_wait_for_one_task(first: Callable[[Player], object], second: Callable[[Player], object]) -> None:
     handle = Pushed(lambda: second(player))
-    engine = SimpleNamespace(push=lambda *_, **__: handle)
-    pool: Any = SimpleNamespace(engine=engine, worlds=lambda count: count * [SimpleNamespace(size=1)])
-    player = Player(pool, 1)
-    (ready,) = player.prepare((UPDATES,))
-    player.play(ready, None)  # type: ignore[arg-type]
+    player = pushing(handle)
     first(player)
     assert handle.waits == 2
     second(player)
     assert not wait_for_weights(player)
+
+
+def test_a_wait_that_a_signal_interrupts_leaves_the_task_to_the_next_one() -> None:
+    def ring() -> None:
+        raise InterruptedError
+
+    handle = Pushed(ring)
+    player = pushing(handle)
+    with pytest.raises(InterruptedError):
+        wait_for_weights(player)
+    assert wait_for_weights(player)
+    assert handle.waits == 2

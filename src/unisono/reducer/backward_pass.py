@@ -328,11 +328,13 @@ class PassRunner:
                 return
             try:
                 self._programs.player.wait(BUFFERS)
-                self._times.add_waiting(began)
-                if not replica.discarded and self._programs.collectives.rank:
-                    self._programs.buffers.unpack()
-            finally:
+            except OperationError:  # they will not come
                 replica.buffers_pending = False
+                raise
+            self._times.add_waiting(began)
+            if not replica.discarded and self._programs.collectives.rank:
+                self._programs.buffers.unpack()
+            replica.buffers_pending = False
 
     def finish(self) -> None:
         """Wait for everything before the program ends or memory is freed; print an error of it to stderr."""

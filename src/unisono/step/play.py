@@ -122,8 +122,8 @@ class Player:
             return False
         try:
             return not handle.wait(0) and handle.wait()
-        finally:  # not before: another thread that reads the weights waits, too
-            if self._writers.get(value) is handle:
+        finally:  # not before it is over: another thread that reads the weights waits, too
+            if handle.over.is_set() and self._writers.get(value) is handle:
                 self._writers.pop(value, None)
 
     def wait(self, *values: Value) -> None:
