@@ -168,7 +168,7 @@ class Group:
         kept = exact and plan.nbytes > MAX_SHORT_BYTES and (rows or bool(self.placement.supernodes))
         tuned = rows or self.table.network.measured
         free = not kept and (exact or not named) and goes_by_sockets(plan, self.placement, tuned)
-        segments = takes_segments(plan, self.placement) and not (exact and kept)
+        segments = not kept and takes_segments(plan, self.placement)
         if not (free or segments) or (calls := self.socket_calls(plan.call)) is None:
             return Choice(plan.algorithm, plan.transport)
         return Choice(plan.algorithm if keeps or segments else calls.schedule_for(plan), "sockets")

@@ -200,7 +200,7 @@ def packed_feed(
     try:
         if storage.order_name:  # in the middle of an epoch, a resumed run needs the same order, as all ranks do
             fingerprint += f", {storage.order_name}"
-            check_on_all(folder, fingerprint, world)
+            check_on_all(folder, fingerprint, world, "copy it again, or give all ranks one data.buffer")
         elif out_of_step:  # by which a rank's own samples are others
             fingerprint += f" {place.storage}"
         with observed(observe, "read test set", "loading"):
@@ -221,11 +221,11 @@ def packed_feed(
     return Feed(loader, tester, seed, fingerprint, shuffle=shuffle, held=held, notes=notes, observe=observe)
 
 
-def check_on_all(folder: Path, local: str, world: World) -> None:
+def check_on_all(folder: Path, local: str, world: World, remedy: str = "copy it again") -> None:
     """Raise PackError unless all ranks read the same data, of which `local` is this rank's fingerprint. Collective."""
     for rank, fingerprint in enumerate(world.all_gather_object(local)):
         if fingerprint != local:
-            raise PackError(f"{folder} is not the same on rank {rank} as on rank {world.rank}; copy it again")
+            raise PackError(f"{folder} is not the same on rank {rank} as on rank {world.rank}; {remedy}")
 
 
 MAX_CLASSES_NAMED = 5

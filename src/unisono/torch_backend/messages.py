@@ -113,8 +113,8 @@ class Message(Work):
                 raise BackendError(f"{self._description}: {ended}")
 
     def _await(self, seconds: float | None) -> None:
-        """Poll in this thread, instead of the background thread. The message's time-out runs from the first wait."""
-        self._awaited_since = self._awaited_since or time.monotonic()
+        """Poll in this thread, instead of the background thread."""
+        self._begin_time_out()
         if not self._messages.take_from_background(self):
             super()._await(seconds)
             return
@@ -127,12 +127,16 @@ class Message(Work):
             raise BackendError(f"{self.name}: Timed out waiting {seconds} s; it is still under way")
 
     def is_completed(self) -> bool:
-        self._awaited_since = self._awaited_since or time.monotonic()  # asked again and again, too
+        self._begin_time_out()  # asked again and again, it ends, too
         return super().is_completed()
 
     def get_future(self) -> torch.futures.Future[Any]:
-        self._awaited_since = self._awaited_since or time.monotonic()
+        self._begin_time_out()
         return super().get_future()
+
+    def _begin_time_out(self) -> None:
+        """Let the time-out run from here on, unless somebody has asked for the message before."""
+        self._awaited_since = self._awaited_since or time.monotonic()
 
     def source_rank(self) -> int:
         return self._peer

@@ -122,13 +122,12 @@ class ProcessGroup(CollectiveOperations):
         """End the group. Submitted operations are carried out; communicators are freed once all ranks call this."""
         if self._queue.ended:
             return
-        for beside in filter(None, self._beside.values()):
-            beside.shutdown()
-        self._beside.clear()
         self._queue.close()
         self._messages.close()
         self._job.release(self._group, self._messages, bool(self._queue.failure))
         self._queue.ended = f"rank {self.rank()}: group {self._queue.group} was destroyed"
+        for beside in filter(None, self._beside.values()):
+            beside.shutdown()
 
     def abort(self) -> None:
         """End the group at once: operations under way fail."""
@@ -147,7 +146,7 @@ class ProcessGroup(CollectiveOperations):
         first operation on a CUDA tensor, which is the same on all ranks. Raises BackendError for another backend.
         """
         self.exchanged = True
-        if not tensors or tensors[0].is_cpu or self.stands_in:
+        if not tensors or tensors[0].is_cpu or self.stands_in or self._queue.ended:
             return None
         kind = tensors[0].device.type
         if kind not in self._beside:

@@ -496,6 +496,13 @@ def test_a_timeout_names_the_missing_ranks() -> None:
     dist.barrier(done)
 
 
+def test_a_group_beside_ends_with_the_group() -> None:
+    group, ended = dist.new_group(list(range(size()))), list[str]()
+    group._beside["cuda"] = SimpleNamespace(shutdown=lambda: ended.append("shutdown"))
+    dist.destroy_process_group(group)
+    assert ended == ["shutdown"]
+
+
 def test_a_group_larger_than_the_mpi_job(world: World) -> None:
     from unisono.torch_backend.mpi_job import mpi_job
 
